@@ -1,0 +1,11 @@
+# Debian's packages, each as a SYSTEM target so that their warnings stay theirs.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(tomlplusplus REQUIRED)
+find_package(Boost 1.81 REQUIRED)
+add_library(boost_headers INTERFACE)
+target_include_directories(boost_headers SYSTEM INTERFACE ${Boost_INCLUDE_DIRS})
+target_compile_definitions(boost_headers INTERFACE BOOST_ASIO_HAS_CO_AWAIT BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION)

@@ -1,0 +1,294 @@
+// The settings of every command as plain structs; defaults stand in the members, and nowhere else.
+//
+// A member is spelled like its flag (dash = underscore) and is filled from the command line, a TOML
+// file or JSON by the one table in config/flags.h, which also holds its help, bounds and kind. A
+// member without a row there does not compile. An empty std::optional means "not given"; resolve()
+// fills those whose comment says "after resolve(): set", so code behind it may dereference them.
+// After resolve() the config is const for the whole run.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+// Values count from 0 in the order of their names in config/flags.h.
+enum class Device { automatic, cpu, cuda };
+enum class Dtype { automatic, float32, bfloat16 };
+enum class CpuKernels { automatic, portable, avx2, avx512, avx512bf16 };
+enum class AdvantageEstimator {
+  grpo,
+  gspo,
+  reinforce_plus_plus,
+  reinforce_plus_plus_baseline,
+  ppo
+};
+enum class KlLossType { k1, k2, k3, low_var_kl };
+enum class LrDecayStyle { constant, linear, cosine };
+enum class TrainBackend { fsdp, megatron, torchtitan };
+enum class TransferMode { broadcast, p2p, disk, disk_delta };
+enum class PauseMode { retract, abort, in_place };
+enum class LogLevel { debug, info, warn, error };
+enum class Side { none, engine, trainer };
+
+// The flag's spelling of a value, for messages and logs.
+std::string_view name_of(Device value);
+std::string_view name_of(Dtype value);
+std::string_view name_of(CpuKernels value);
+std::string_view name_of(AdvantageEstimator value);
+std::string_view name_of(LrDecayStyle value);
+std::string_view name_of(TrainBackend value);
+std::string_view name_of(TransferMode value);
+std::string_view name_of(LogLevel value);
+
+// ---- sections
+// ------------------------------------------------------------------------------------
+
+// Where ranks run. With --device cpu a "GPU" in a flag is one rank with its share of the cores.
+struct ClusterConfig {
+  std::int64_t actor_num_nodes = 1;
+  std::optional<std::int64_t> actor_num_gpus_per_node;  // after resolve(): set
+  std::optional<std::int64_t> num_gpus_per_node;        // after resolve(): set
+  std::optional<std::int64_t> rollout_num_gpus;         // after resolve(): set
+  std::int64_t rollout_num_gpus_per_engine = 1;
+  bool colocate = false;
+  bool offload = false;
+  std::optional<bool> offload_train;
+  std::optional<bool> offload_rollout;
+  double rank_start_timeout_seconds = 300;  // spawn until the rank has loaded its weights
+  double control_timeout_seconds = 1800;    // any later call to a rank: generate, train, save
+};
+
+// What one rank computes on; shared by all commands.
+struct ComputeConfig {
+  Device device = Device::automatic;             // after resolve(): never automatic
+  std::optional<std::int64_t> threads_per_rank;  // after resolve(): set
+  CpuKernels cpu_kernels = CpuKernels::automatic;
+};
+
+struct ModelConfig {
+  std::string hf_checkpoint;
+  Dtype dtype = Dtype::automatic;  // of compute; after resolve(): never automatic
+};
+
+struct DataConfig {
+  std::string prompt_data;
+  std::string input_key = "input";
+  std::string label_key;  // empty: rows have no label
+  std::string metadata_key = "metadata";
+  std::string tool_key = "tools";
+  bool apply_chat_template = false;
+  std::string apply_chat_template_kwargs = "{}";  // a JSON object
+  std::string chat_template_path;
+  std::optional<std::int64_t> num_rollout;  // after resolve_num_rollout(): set
+  std::optional<std::int64_t> num_epoch;
+  std::optional<std::int64_t> start_rollout_id;
+  bool rollout_shuffle = false;
+  std::int64_t rollout_seed = 42;
+  bool rollout_global_dataset = true;
+};
+
+struct RolloutConfig {
+  std::optional<std::int64_t> rollout_batch_size;  // prompts a step; validate() requires it
+  std::int64_t n_samples_per_prompt = 1;
+  double rollout_temperature = 1.0;
+  double rollout_top_p = 1.0;
+  std::int64_t rollout_top_k = -1;
+  std::optional<std::int64_t> rollout_max_response_len;  // tokens; after resolve(): set
+  std::optional<std::int64_t>
+      rollout_max_prompt_len;  // tokens; rows with longer prompts are left out
+  std::optional<std::int64_t> rollout_max_context_len;  // tokens, prompt and response
+  std::vector<std::string> rollout_stop;
+  std::vector<std::int64_t> rollout_stop_token_ids;  // beside the model's own EOS list
+  bool rollout_skip_special_tokens = false;
+  std::optional<std::int64_t> over_sampling_batch_size;
+  std::string dynamic_sampling_filter_path;
+  std::string custom_generate_function_path;
+  bool partial_rollout = false;
+  bool fully_async = false;
+};
+
+// Limits of one engine. None of them changes a token.
+struct EngineConfig {
+  std::int64_t max_running_requests = 64;
+  std::optional<std::int64_t>
+      kv_cache_tokens;  // empty: room for max_running_requests of full length
+  std::int64_t kv_block_tokens = 16;
+  std::int64_t max_prefill_tokens = 4096;  // prompt tokens of one prefill batch
+  double request_timeout_seconds = 14400;
+};
+
+struct RewardConfig {
+  std::string rm_type;  // last-number, exact or math
+  std::string rm_url;
+  std::string custom_rm_path;
+  std::string reward_key;
+  bool group_rm = false;
+  double reward_timeout_seconds = 120;  // one batch in the reward process
+};
+
+struct AlgorithmConfig {
+  AdvantageEstimator advantage_estimator = AdvantageEstimator::grpo;
+  std::string loss_type = "policy_loss";
+  double eps_clip = 0.2;
+  std::optional<double> eps_clip_high;  // after resolve(): set
+  std::optional<double> eps_clip_c;
+  double kl_coef = 0.0;
+  bool use_kl_loss = false;
+  double kl_loss_coef = 0.0;
+  KlLossType kl_loss_type = KlLossType::k1;
+  bool use_unbiased_kl = false;
+  std::string ref_load;
+  std::optional<std::int64_t> ref_update_interval;
+  double entropy_coef = 0.0;
+  double gamma = 1.0;
+  double lambd = 1.0;
+  bool normalize_advantages = false;
+  bool grpo_std_normalization = true;
+  bool rewards_normalization = true;
+  bool compute_advantages_and_returns = true;
+  bool use_tis = false;
+  double tis_clip = 2.0;
+  double tis_clip_low = 0.0;
+  std::int64_t seed = 1234;  // key of the sampling generator
+};
+
+// AdamW and its schedule, in optimizer steps.
+struct OptimizerConfig {
+  std::string optimizer = "adam";
+  double lr = 1e-6;
+  double min_lr = 0.0;
+  LrDecayStyle lr_decay_style = LrDecayStyle::constant;
+  std::int64_t lr_warmup_iters = 0;
+  double lr_warmup_init = 0.0;
+  std::optional<std::int64_t> lr_decay_iters;  // empty: all optimizer steps of the run
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.95;
+  double adam_eps = 1e-8;
+  double weight_decay = 0.0;
+  double clip_grad = 1.0;  // 0: no clipping
+};
+
+struct TrainConfig {
+  TrainBackend train_backend = TrainBackend::fsdp;
+  std::optional<std::int64_t> global_batch_size;  // samples an optimizer step; after resolve(): set
+  std::optional<std::int64_t> num_steps_per_rollout;  // after resolve(): set
+  std::int64_t max_tokens_per_gpu = 8192;  // cap of a packed micro-batch; a longer sample is alone
+  bool calculate_per_token_loss = false;
+  bool share_prompt = true;                  // compute a group's prompt once
+  std::optional<bool> deterministic_layout;  // after resolve(): set
+  std::int64_t gradient_leaves = 8;          // power of two
+  bool ci_test = false;
+};
+
+struct EvaluateConfig {
+  std::optional<std::int64_t> eval_interval;  // in rollouts
+  std::vector<std::string> eval_prompt_data;  // name path name path ...
+  std::int64_t n_samples_per_eval_prompt = 1;
+  std::optional<double> eval_temperature;  // after resolve(): set
+  std::optional<double> eval_top_p;
+  std::optional<std::int64_t> eval_top_k;
+  std::optional<std::int64_t> eval_max_response_len;  // after resolve(): set
+  std::optional<std::int64_t> eval_max_prompt_len;
+  std::string eval_input_key;  // after resolve(): set
+  std::string eval_label_key;  // after resolve(): that of training unless given
+  std::string eval_config;
+  bool skip_eval_before_train = false;
+};
+
+struct TransferConfig {
+  TransferMode update_weight_transfer_mode = TransferMode::broadcast;  // unused when colocated
+  std::int64_t update_weight_buffer_size = 512 * 1024 * 1024;          // bytes of a bucket
+  std::int64_t update_weights_interval = 1;
+  bool update_weight_double_buffer = false;
+  PauseMode pause_generation_mode = PauseMode::retract;
+};
+
+struct CheckpointConfig {
+  std::string load;
+  std::string save;
+  std::optional<std::int64_t> save_interval;
+  bool save_optim = true;
+  bool async_save = false;
+  std::string save_hf;  // folder of the trained model, {rollout_id} is filled in; empty: none
+};
+
+struct LoggingConfig {
+  std::string run_dir;   // after resolve(): set
+  std::string run_name;  // after resolve(): set
+  bool save_rollouts = true;
+  std::optional<bool> progress;  // empty: when standard output is a terminal
+  LogLevel log_level = LogLevel::info;
+  bool use_tensorboard = false;
+  bool use_wandb = false;
+};
+
+struct DebugConfig {
+  bool dry_run = false;
+  Side debug_perturb_kernel = Side::none;  // one kernel of that side is made wrong by one unit
+  bool debug_rollout_only = false;
+  bool debug_train_only = false;
+  std::string load_debug_rollout_data;
+};
+
+// ---- one struct a command
+// --------------------------------------------------------------------------
+
+// tandem train
+struct Config {
+  ClusterConfig cluster;
+  ComputeConfig compute;
+  ModelConfig model;
+  DataConfig data;
+  RolloutConfig rollout;
+  EngineConfig engine;
+  RewardConfig reward;
+  AlgorithmConfig algorithm;
+  OptimizerConfig optimizer;
+  TrainConfig train;
+  EvaluateConfig evaluate;
+  TransferConfig transfer;
+  CheckpointConfig checkpoint;
+  LoggingConfig logging;
+  DebugConfig debug;
+};
+
+// tandem generate
+struct GenerateConfig {
+  ModelConfig model;
+  ComputeConfig compute;
+  EngineConfig engine;
+  std::vector<std::string> prompt;  // texts
+  std::string input;                // JSONL file with `text` or `input_ids`, in place of prompt
+  bool apply_chat_template = false;
+  std::int64_t n = 1;  // samples a prompt
+  std::int64_t max_new_tokens = 128;
+  double temperature = 1.0;
+  bool ignore_eos = false;
+  std::int64_t seed = 1234;
+};
+
+// tandem score
+struct ScoreConfig {
+  ModelConfig model;
+  ComputeConfig compute;
+  std::string input;  // JSONL file with `text` or `input_ids`
+  Side through = Side::trainer;
+  bool gradients = false;
+  std::int64_t max_tokens_per_gpu = 8192;
+};
+
+// tandem serve
+struct ServeConfig {
+  ModelConfig model;
+  ComputeConfig compute;
+  EngineConfig engine;
+  std::string host = "127.0.0.1";
+  std::int64_t port = 30000;
+  std::int64_t seed = 1234;
+};
+
+}  // namespace tandem

@@ -1,4 +1,5 @@
-// Parsing, encoding and streaming of the safetensors format; the layout rules are in the header file.
+// Parsing, encoding and streaming of the safetensors format; the layout rules are in the header
+// file.
 #include "base/safetensors.h"
 
 #include <fcntl.h>
@@ -7,13 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "base/check.h"
+#include "base/json.h"
 
 namespace tandem {
 namespace {
@@ -30,11 +30,21 @@ struct DtypeRow {
 };
 
 constexpr std::array<DtypeRow, 15> kDtypes = {{
-    {Dtype::boolean, "BOOL", 1}, {Dtype::u8, "U8", 1},           {Dtype::i8, "I8", 1},
-    {Dtype::f8_e5m2, "F8_E5M2", 1}, {Dtype::f8_e4m3, "F8_E4M3", 1}, {Dtype::i16, "I16", 2},
-    {Dtype::u16, "U16", 2},      {Dtype::f16, "F16", 2},         {Dtype::bf16, "BF16", 2},
-    {Dtype::i32, "I32", 4},      {Dtype::u32, "U32", 4},         {Dtype::f32, "F32", 4},
-    {Dtype::f64, "F64", 8},      {Dtype::i64, "I64", 8},         {Dtype::u64, "U64", 8},
+    {Dtype::boolean, "BOOL", 1},
+    {Dtype::u8, "U8", 1},
+    {Dtype::i8, "I8", 1},
+    {Dtype::f8_e5m2, "F8_E5M2", 1},
+    {Dtype::f8_e4m3, "F8_E4M3", 1},
+    {Dtype::i16, "I16", 2},
+    {Dtype::u16, "U16", 2},
+    {Dtype::f16, "F16", 2},
+    {Dtype::bf16, "BF16", 2},
+    {Dtype::i32, "I32", 4},
+    {Dtype::u32, "U32", 4},
+    {Dtype::f32, "F32", 4},
+    {Dtype::f64, "F64", 8},
+    {Dtype::i64, "I64", 8},
+    {Dtype::u64, "U64", 8},
 }};
 
 const DtypeRow& dtype_row(Dtype dtype) { return kDtypes[static_cast<std::size_t>(dtype)]; }
@@ -44,7 +54,8 @@ bool checked_bytes(std::span<const std::int64_t> shape, Dtype dtype, std::uint64
   std::uint64_t bytes = static_cast<std::uint64_t>(dtype_bytes(dtype));
   for (std::int64_t size : shape) {
     if (size < 0) return false;
-    if (size != 0 && bytes > std::numeric_limits<std::int64_t>::max() / static_cast<std::uint64_t>(size)) {
+    if (size != 0 &&
+        bytes > std::numeric_limits<std::int64_t>::max() / static_cast<std::uint64_t>(size)) {
       return false;
     }
     bytes *= static_cast<std::uint64_t>(size);
@@ -53,7 +64,7 @@ bool checked_bytes(std::span<const std::int64_t> shape, Dtype dtype, std::uint64
   return true;
 }
 
-bool read_unsigned(const nlohmann::json& value, std::int64_t& out) {
+bool read_unsigned(const Json& value, std::int64_t& out) {
   if (!value.is_number_unsigned()) return false;
   const auto number = value.get<std::uint64_t>();
   if (number > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return false;
@@ -61,7 +72,7 @@ bool read_unsigned(const nlohmann::json& value, std::int64_t& out) {
   return true;
 }
 
-bool read_unsigned_list(const nlohmann::json& value, std::vector<std::int64_t>& out) {
+bool read_unsigned_list(const Json& value, std::vector<std::int64_t>& out) {
   if (!value.is_array()) return false;
   for (const auto& item : value) {
     out.emplace_back();
@@ -71,13 +82,13 @@ bool read_unsigned_list(const nlohmann::json& value, std::vector<std::int64_t>& 
 }
 
 // One tensor's JSON → entry; the fault's text (without the path) if it is not sound.
-std::string read_entry(const std::string& name, const nlohmann::json& value,
-                       std::uint64_t data_bytes, SafetensorsEntry& entry) {
+std::string read_entry(const std::string& name, const Json& value, std::uint64_t data_bytes,
+                       SafetensorsEntry& entry) {
   entry.name = name;
   const auto field = [&](const char* key) {
-    return value.is_object() && value.contains(key) ? value[key] : nlohmann::json();
+    return value.is_object() && value.contains(key) ? value[key] : Json();
   };
-  const nlohmann::json dtype = field("dtype");
+  const Json dtype = field("dtype");
   if (!dtype.is_string()) return fmt::format("tensor '{}': no dtype in the header", name);
   if (!parse_dtype(dtype.get_ref<const std::string&>(), entry.dtype)) {
     std::string known;
@@ -108,7 +119,8 @@ std::string read_entry(const std::string& name, const nlohmann::json& value,
   }
   if (entry.end > data_bytes) {
     return fmt::format(
-        "tensor '{}': ends at byte {} of the data, the file holds {} (truncated? copy the file again)",
+        "tensor '{}': ends at byte {} of the data, the file holds {} (truncated? copy the file "
+        "again)",
         name, entry.end, data_bytes);
   }
   return {};
@@ -121,8 +133,9 @@ void check_tiling(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
   std::string_view before = "the header";
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin < at) {
-      faults.push_back(fmt::format("{}: tensor '{}' begins at byte {}, inside '{}' which ends at {}",
-                                   path, entry.name, entry.begin, before, at));
+      faults.push_back(
+          fmt::format("{}: tensor '{}' begins at byte {}, inside '{}' which ends at {}", path,
+                      entry.name, entry.begin, before, at));
     } else if (entry.begin > at) {
       faults.push_back(
           fmt::format("{}: {} bytes between '{}' (ends at {}) and '{}' (begins at {}) belong to no "
@@ -135,9 +148,10 @@ void check_tiling(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
     }
   }
   if (at < data_bytes) {
-    faults.push_back(fmt::format("{}: {} bytes after the last tensor '{}' belong to no tensor (it "
-                                 "ends at {}, the data at {})",
-                                 path, data_bytes - at, before, at, data_bytes));
+    faults.push_back(
+        fmt::format("{}: {} bytes after the last tensor '{}' belong to no tensor (it "
+                    "ends at {}, the data at {})",
+                    path, data_bytes - at, before, at, data_bytes));
   }
 }
 
@@ -145,9 +159,10 @@ void check_tiling(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
 std::string_view header_text(std::span<const std::byte> file, std::string_view path,
                              std::vector<std::string>& faults) {
   if (file.size() < kLengthBytes) {
-    faults.push_back(fmt::format("{}: {} bytes long, a safetensors file begins with 8 bytes of header "
-                                 "length",
-                                 path, file.size()));
+    faults.push_back(
+        fmt::format("{}: {} bytes long, a safetensors file begins with 8 bytes of header "
+                    "length",
+                    path, file.size()));
     return {};
   }
   std::uint64_t length = 0;
@@ -155,30 +170,31 @@ std::string_view header_text(std::span<const std::byte> file, std::string_view p
     length |= static_cast<std::uint64_t>(file[i]) << (8 * i);
   }
   if (length > kMaxHeaderBytes || length > file.size() - kLengthBytes) {
-    faults.push_back(fmt::format("{}: header of {} bytes, but the file has {} and a header at most {} "
-                                 "(truncated, or not a safetensors file)",
-                                 path, length, file.size(), kMaxHeaderBytes));
+    faults.push_back(
+        fmt::format("{}: header of {} bytes, but the file has {} and a header at most {} "
+                    "(truncated, or not a safetensors file)",
+                    path, length, file.size(), kMaxHeaderBytes));
     return {};
   }
   return {reinterpret_cast<const char*>(file.data()) + kLengthBytes, length};
 }
 
-nlohmann::json parse_header_json(std::string_view text, std::string_view path,
-                                 std::vector<std::string>& faults) {
+Json parse_header_json(std::string_view text, std::string_view path,
+                       std::vector<std::string>& faults) {
   std::set<std::string> seen;
-  const auto see_duplicates = [&](int depth, nlohmann::json::parse_event_t event,
-                                  nlohmann::json& parsed) {
-    if (depth == 1 && event == nlohmann::json::parse_event_t::key &&
+  const auto see_duplicates = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth == 1 && event == Json::parse_event_t::key &&
         !seen.insert(parsed.get<std::string>()).second) {
       faults.push_back(fmt::format("{}: tensor '{}' stands twice in the header", path,
                                    parsed.get_ref<const std::string&>()));
     }
     return true;
   };
-  nlohmann::json json = nlohmann::json::parse(text.begin(), text.end(), see_duplicates, false);
+  Json json = Json::parse(text.begin(), text.end(), see_duplicates, false);
   if (!json.is_object()) {
-    faults.push_back(fmt::format("{}: the header's {} bytes are not a JSON object", path, text.size()));
-    return nlohmann::json();
+    faults.push_back(
+        fmt::format("{}: the header's {} bytes are not a JSON object", path, text.size()));
+    return Json();
   }
   return json;
 }
@@ -194,8 +210,8 @@ std::uint64_t lay_out(std::vector<SafetensorsEntry>& entries, std::string_view w
   for (SafetensorsEntry& entry : entries) {
     TD_CHECK(seen.insert(entry.name).second, "{}: tensor '{}' is given twice", where, entry.name);
     std::uint64_t bytes = 0;
-    TD_CHECK(checked_bytes(entry.shape, entry.dtype, bytes), "{}: tensor '{}' has the shape {}", where,
-             entry.name, shape_text(entry.shape));
+    TD_CHECK(checked_bytes(entry.shape, entry.dtype, bytes), "{}: tensor '{}' has the shape {}",
+             where, entry.name, shape_text(entry.shape));
     entry.begin = at;
     at += bytes;
     entry.end = at;
@@ -206,16 +222,16 @@ std::uint64_t lay_out(std::vector<SafetensorsEntry>& entries, std::string_view w
 // Length and JSON, padded with spaces so that the data begins at a multiple of 8.
 std::string encode_header(std::span<const SafetensorsEntry> entries,
                           const SafetensorsMetadata& metadata) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  if (!metadata.empty()) json["__metadata__"] = metadata;
+  // Put together by hand: the library's ordered object would search linearly for each key.
+  std::string text = "{";
+  if (!metadata.empty()) text += fmt::format("\"__metadata__\":{}", dump_json(Json(metadata)));
   for (const SafetensorsEntry& entry : entries) {
-    nlohmann::ordered_json value;
-    value["dtype"] = dtype_name(entry.dtype);
-    value["shape"] = entry.shape;
-    value["data_offsets"] = {entry.begin, entry.end};
-    json[entry.name] = std::move(value);
+    text +=
+        fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                    text.size() > 1 ? "," : "", dump_json(Json(entry.name)),
+                    dtype_name(entry.dtype), fmt::join(entry.shape, ","), entry.begin, entry.end);
   }
-  std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  text += "}";
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
   std::string out;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
@@ -229,21 +245,10 @@ void write_fully(int fd, std::span<const std::byte> data, std::uint64_t at, std:
     const ssize_t n = ::pwrite(fd, data.data(), data.size(), static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     TD_CHECK(n > 0, "{}: cannot write {} bytes at {}: {}", path, data.size(), at,
-             n < 0 ? std::strerror(errno) : "no progress");
+             n < 0 ? errno_text(errno) : std::string("no progress"));
     data = data.subspan(static_cast<std::size_t>(n));
     at += static_cast<std::uint64_t>(n);
   }
-}
-
-// The rename itself must reach the disk too.
-void sync_folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  TD_CHECK(fd >= 0, "{}: cannot open the folder to sync it: {}", folder, std::strerror(errno));
-  const int failed = ::fsync(fd) == 0 ? 0 : errno;
-  ::close(fd);
-  TD_CHECK(failed == 0, "{}: cannot sync the folder: {}", folder, std::strerror(failed));
 }
 
 }  // namespace
@@ -283,7 +288,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, std::string
   const std::size_t faults_before = faults.size();
   const std::string_view text = header_text(file, path, faults);
   if (faults.size() != faults_before) return header;
-  const nlohmann::json json = parse_header_json(text, path, faults);
+  const Json json = parse_header_json(text, path, faults);
   if (json.is_null()) return header;
 
   header.data_begin = kLengthBytes + text.size();
@@ -295,7 +300,8 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, std::string
         if (item.is_string()) {
           header.metadata[key] = item.get<std::string>();
         } else {
-          faults.push_back(fmt::format("{}: __metadata__ '{}' is {}, wanted text", path, key, item.dump()));
+          faults.push_back(
+              fmt::format("{}: __metadata__ '{}' is {}, wanted text", path, key, item.dump()));
         }
       }
       continue;
@@ -349,7 +355,8 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<Tensor> tenso
                                      const SafetensorsMetadata& metadata)
     : path_(std::move(path)), temporary_path_(path_ + ".part") {
   for (Tensor& tensor : tensors) {
-    header_.entries.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape), 0, 0});
+    header_.entries.push_back(
+        {std::move(tensor.name), tensor.dtype, std::move(tensor.shape), 0, 0});
   }
   lay_out(header_.entries, path_);
   for (std::size_t i = 0; i < header_.entries.size(); ++i) index_[header_.entries[i].name] = i;
@@ -357,15 +364,13 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<Tensor> tenso
   const std::string head = encode_header(header_.entries, metadata);
   header_.data_begin = head.size();
   header_.metadata = metadata;
-  fd_ = ::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  TD_CHECK(fd_ >= 0, "{}: cannot create: {}", temporary_path_, std::strerror(errno));
-  write_fully(fd_, std::as_bytes(std::span<const char>(head)), 0, temporary_path_);
+  fd_ = Fd(::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  TD_CHECK(fd_, "{}: cannot create: {}", temporary_path_, errno_text(errno));
+  write_fully(fd_.get(), std::as_bytes(std::span<const char>(head)), 0, temporary_path_);
 }
 
 SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(temporary_path_.c_str());
+  if (fd_) ::unlink(temporary_path_.c_str());
 }
 
 std::uint64_t SafetensorsWriter::file_bytes() const {
@@ -378,24 +383,25 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t offset,
   TD_CHECK(it != index_.end(), "{}: tensor '{}' was not announced to the writer", path_, name);
   const SafetensorsEntry& entry = header_.entries[it->second];
   TD_CHECK(offset <= entry.num_bytes() && data.size() <= entry.num_bytes() - offset,
-           "{}: tensor '{}' has {} bytes, {} at offset {} do not fit", path_, name, entry.num_bytes(),
-           data.size(), offset);
-  write_fully(fd_, data, header_.data_begin + entry.begin + offset, temporary_path_);
+           "{}: tensor '{}' has {} bytes, {} at offset {} do not fit", path_, name,
+           entry.num_bytes(), data.size(), offset);
+  write_fully(fd_.get(), data, header_.data_begin + entry.begin + offset, temporary_path_);
   written_[it->second] += data.size();
 }
 
 void SafetensorsWriter::finish() {
-  TD_CHECK(fd_ >= 0, "{}: finished twice", path_);
+  TD_CHECK(fd_, "{}: finished twice", path_);
   for (std::size_t i = 0; i < written_.size(); ++i) {
-    TD_CHECK(written_[i] == header_.entries[i].num_bytes(), "{}: tensor '{}' has {} bytes, {} written",
-             path_, header_.entries[i].name, header_.entries[i].num_bytes(), written_[i]);
+    TD_CHECK(written_[i] == header_.entries[i].num_bytes(),
+             "{}: tensor '{}' has {} bytes, {} written", path_, header_.entries[i].name,
+             header_.entries[i].num_bytes(), written_[i]);
   }
-  TD_CHECK(::fsync(fd_) == 0, "{}: cannot sync: {}", temporary_path_, std::strerror(errno));
+  TD_CHECK(::fsync(fd_.get()) == 0, "{}: cannot sync: {}", temporary_path_, errno_text(errno));
   TD_CHECK(::rename(temporary_path_.c_str(), path_.c_str()) == 0, "{}: cannot rename {}: {}", path_,
-           temporary_path_, std::strerror(errno));
-  ::close(fd_);
-  fd_ = -1;
-  sync_folder_of(path_);
+           temporary_path_, errno_text(errno));
+  fd_.close();
+  const std::size_t slash = path_.rfind('/');
+  sync_folder(slash == std::string::npos ? "." : path_.substr(0, slash + 1));
 }
 
 }  // namespace tandem

@@ -1,10 +1,12 @@
-// The safetensors format without torch: 8 bytes of header length (little endian), a JSON header, the
-// tensors' bytes. It is Tandem's form for weights on disk, for checkpoints and for batches in flight.
+// The safetensors format without torch: 8 bytes of header length (little endian), a JSON header,
+// the tensors' bytes. It is Tandem's form for weights on disk, for checkpoints and for batches in
+// flight.
 //
-// Reading trusts nothing: after parse_safetensors() every entry lies inside the file, its byte count
-// is shape × dtype, and the entries tile the data without overlap or gap. Writing is deterministic:
-// the same tensors give the same bytes whatever the order in which they are named, because entries
-// are laid out by element size (largest first, so every tensor stays aligned) and then by name.
+// Reading trusts nothing: after parse_safetensors() every entry lies inside the file, its byte
+// count is shape × dtype, and the entries tile the data without overlap or gap. Writing is
+// deterministic: the same tensors give the same bytes whatever the order in which they are named,
+// because entries are laid out by element size (largest first, so every tensor stays aligned) and
+// then by name.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +17,31 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
+
 namespace tandem {
 
 // Names in the file: BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 F64 I64 U64.
 enum class Dtype {
-  boolean, u8, i8, f8_e5m2, f8_e4m3, i16, u16, f16, bf16, i32, u32, f32, f64, i64, u64
+  boolean,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  f64,
+  i64,
+  u64
 };
 
-std::int64_t dtype_bytes(Dtype dtype);         // bytes of one element
-std::string_view dtype_name(Dtype dtype);      // "BF16"
+std::int64_t dtype_bytes(Dtype dtype);                // bytes of one element
+std::string_view dtype_name(Dtype dtype);             // "BF16"
 bool parse_dtype(std::string_view name, Dtype& out);  // false: not one of the names above
 
 // "[576, 49152]"
@@ -81,8 +99,8 @@ std::string encode_safetensors(std::span<const TensorView> tensors,
                                const SafetensorsMetadata& metadata = {});
 
 // Writes a file whose tensors need not be in memory together. Bytes go to a temporary name beside
-// `path`; finish() fsyncs and renames, so that `path` never names a half-written file. A writer that
-// is destroyed before finish() removes its temporary file. Tensors, and parts of them, may be
+// `path`; finish() fsyncs and renames, so that `path` never names a half-written file. A writer
+// that is destroyed before finish() removes its temporary file. Tensors, and parts of them, may be
 // written in any order; finish() throws if any tensor got fewer or more bytes than it has.
 class SafetensorsWriter {
  public:
@@ -114,7 +132,7 @@ class SafetensorsWriter {
   SafetensorsHeader header_;
   std::map<std::string, std::size_t, std::less<>> index_;  // name → place in header_.entries
   std::vector<std::uint64_t> written_;                     // bytes got, by entry
-  int fd_ = -1;
+  Fd fd_;
 };
 
 }  // namespace tandem

@@ -78,7 +78,8 @@ TEST(Safetensors, EncodesAndParses) {
 
 TEST(Safetensors, BytesDoNotDependOnTheCallersOrder) {
   const std::vector<float> a = {1}, b = {2, 3};
-  const std::vector<TensorView> one = {{"a", Dtype::f32, {1}, bytes_of(a)}, {"b", Dtype::f32, {2}, bytes_of(b)}};
+  const std::vector<TensorView> one = {{"a", Dtype::f32, {1}, bytes_of(a)},
+                                       {"b", Dtype::f32, {2}, bytes_of(b)}};
   const std::vector<TensorView> two = {one[1], one[0]};
   EXPECT_EQ(encode_safetensors(one), encode_safetensors(two));
 }
@@ -87,7 +88,8 @@ TEST(Safetensors, EncoderRefusesWrongByteCountsAndDuplicates) {
   const std::vector<float> a = {1, 2};
   const std::vector<TensorView> wrong = {{"a", Dtype::f32, {3}, bytes_of(a)}};
   EXPECT_THROW(encode_safetensors(wrong), Error);
-  const std::vector<TensorView> twice = {{"a", Dtype::f32, {2}, bytes_of(a)}, {"a", Dtype::f32, {2}, bytes_of(a)}};
+  const std::vector<TensorView> twice = {{"a", Dtype::f32, {2}, bytes_of(a)},
+                                         {"a", Dtype::f32, {2}, bytes_of(a)}};
   EXPECT_THROW(encode_safetensors(twice), Error);
 }
 
@@ -120,42 +122,55 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, SafetensorsBroken,
     ::testing::Values(
         BrokenFile{"short", "abc", {"3 bytes long"}},
-        BrokenFile{"header_beyond_file", file_of("{}", 0).substr(0, 9), {"header of 2 bytes", "has 9"}},
+        BrokenFile{
+            "header_beyond_file", file_of("{}", 0).substr(0, 9), {"header of 2 bytes", "has 9"}},
         BrokenFile{"huge_header", std::string(16, '\xff'), {"has 16"}},
         BrokenFile{"not_json", file_of("{\"a\":", 0), {"not a JSON object"}},
         BrokenFile{"array", file_of("[1]", 0), {"not a JSON object"}},
         BrokenFile{"twice",
                    file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-                           R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1),
+                           R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                           1),
                    {"'a'", "twice"}},
         BrokenFile{"overlap",
                    file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                           R"("b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})", 7),
+                           R"("b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
+                           7),
                    {"'b'", "byte 3", "'a'", "ends at 4"}},
         BrokenFile{"gap",
                    file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                           R"("b":{"dtype":"U8","shape":[4],"data_offsets":[6,10]}})", 10),
+                           R"("b":{"dtype":"U8","shape":[4],"data_offsets":[6,10]}})",
+                           10),
                    {"2 bytes", "'a'", "ends at 4", "'b'", "begins at 6"}},
-        BrokenFile{"trailing", file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 9),
+        BrokenFile{"trailing",
+                   file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 9),
                    {"5 bytes after", "'a'"}},
-        BrokenFile{"byte_count", file_of(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}})", 20),
+        BrokenFile{"byte_count",
+                   file_of(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}})", 20),
                    {"'a'", "F32 [2, 3]", "24", "20"}},
-        BrokenFile{"truncated", file_of(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", 12),
+        BrokenFile{"truncated",
+                   file_of(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", 12),
                    {"'a'", "16", "12"}},
-        BrokenFile{"dtype", file_of(R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4),
+        BrokenFile{"dtype",
+                   file_of(R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4),
                    {"'a'", "F31", "BF16"}},
-        BrokenFile{"negative", file_of(R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1),
+        BrokenFile{"negative",
+                   file_of(R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1),
                    {"'a'", "[-1]"}},
-        BrokenFile{"overflow",
-                   file_of(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0),
-                   {"'a'", "4294967296"}},
-        BrokenFile{"reversed", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[2,1]}})", 2),
+        BrokenFile{
+            "overflow",
+            file_of(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
+                    0),
+            {"'a'", "4294967296"}},
+        BrokenFile{"reversed",
+                   file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[2,1]}})", 2),
                    {"'a'", "[2,1]"}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Safetensors, AllFaultsComeTogether) {
   const std::string file = file_of(R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]},)"
-                                   R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,9]}})", 9);
+                                   R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,9]}})",
+                                   9);
   EXPECT_EQ(faults_of(file).size(), 2u);
   EXPECT_THROW(parse_safetensors(view(file), "w.safetensors"), Error);
 }
@@ -169,7 +184,8 @@ TEST_F(SafetensorsFolder, WriterTakesPartsInAnyOrder) {
   EXPECT_FALSE(std::filesystem::exists(path));
   writer.write("a", 0, bytes_of(a).first(8));
   writer.finish();
-  const std::vector<TensorView> same = {{"a", Dtype::f32, {2, 2}, bytes_of(a)}, {"b", Dtype::f32, {2}, bytes_of(b)}};
+  const std::vector<TensorView> same = {{"a", Dtype::f32, {2, 2}, bytes_of(a)},
+                                        {"b", Dtype::f32, {2}, bytes_of(b)}};
   EXPECT_EQ(slurp(path), encode_safetensors(same, {{"k", "v"}}));
   EXPECT_EQ(writer.file_bytes(), std::filesystem::file_size(path));
 }

@@ -38,6 +38,7 @@ struct Sample {
   std::vector<std::uint8_t> loss_mask;        // 1: trained; one per response token
   std::vector<std::int64_t> weight_versions;  // version that sampled each response token
   std::string response;                       // text, for rewards and display only
+  std::string label;                          // the prompt's
   double reward = 0.0;
   SampleStatus status = SampleStatus::pending;
   FinishReason finish = FinishReason::none;

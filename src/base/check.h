@@ -17,7 +17,7 @@ struct Error : std::runtime_error {
 }  // namespace tandem
 
 // TD_CHECK(condition, fmt-string, args...): throws Error with the formatted text.
-#define TD_CHECK(condition, ...)                                  \
-  do {                                                            \
+#define TD_CHECK(condition, ...)                                       \
+  do {                                                                 \
     if (!(condition)) throw ::tandem::Error(fmt::format(__VA_ARGS__)); \
   } while (0)

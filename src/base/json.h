@@ -6,13 +6,13 @@
 // not an integer, -1 is not unsigned, and a number that does not fit is an error.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -61,12 +61,11 @@ T read_value(const J& json, std::string_view where) {
     using Limits = std::numeric_limits<T>;
     const bool fits =
         json.is_number_unsigned()
-            ? json.template get<std::uint64_t>() <= static_cast<std::uint64_t>(Limits::max())
-            : json.is_number_integer() && std::is_signed_v<T> &&
-                  json.template get<std::int64_t>() >= static_cast<std::int64_t>(Limits::min());
+            ? std::in_range<T>(json.template get<std::uint64_t>())
+            : json.is_number_integer() && std::in_range<T>(json.template get<std::int64_t>());
     if (!fits) {
-      detail::wrong_type(json, where, fmt::format("an integer from {} to {}", Limits::min(),
-                                                  Limits::max()));
+      detail::wrong_type(json, where,
+                         fmt::format("an integer from {} to {}", Limits::min(), Limits::max()));
     }
     return json.template get<T>();
   } else if constexpr (std::is_floating_point_v<T>) {
@@ -87,12 +86,12 @@ T read_value(const J& json, std::string_view where) {
   }
 }
 
-// json[key] as T. Errors: "<where>: key 'k' is missing …", "<where>: k: found …, wanted …".
+// json[key] as T. Errors: "<where>: key 'k' is missing", "<where>: k: found …, wanted …".
 template <class T, class J>
 T require(const J& json, const std::string& key, std::string_view where) {
   if (!json.is_object()) detail::wrong_type(json, where, "an object");
   const auto found = json.find(key);
-  TD_CHECK(found != json.end(), "{}: key '{}' is missing; add it", where, key);
+  TD_CHECK(found != json.end(), "{}: key '{}' is missing", where, key);
   return read_value<T>(*found, fmt::format("{}: {}", where, key));
 }
 

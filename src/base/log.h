@@ -17,10 +17,10 @@ namespace tandem {
 enum class LogLevel { debug, info, warn, error };
 
 struct LogOptions {
-  std::string role;                     // in front of each line; empty: none
-  LogLevel level = LogLevel::info;      // least level written
-  int console_fd = 2;                   // -1: no console
-  std::string file;                     // appended to; empty: none
+  std::string role = {};            // in front of each line; empty: none
+  LogLevel level = LogLevel::info;  // least level written
+  int console_fd = 2;               // -1: no console
+  std::string file = {};            // appended to; empty: none
 };
 
 // Throws Error if the file cannot be opened. May be called again: the new options replace the old.
@@ -40,9 +40,9 @@ bool console_is_terminal();
 }  // namespace tandem
 
 // TD_LOG(info, "step {} took {}", step, seconds); arguments are formatted only if the level is on.
-#define TD_LOG(level, ...)                                                          \
-  do {                                                                              \
-    if (::tandem::log_enabled(::tandem::LogLevel::level)) {                         \
-      ::tandem::write_log(::tandem::LogLevel::level, ::fmt::format(__VA_ARGS__));   \
-    }                                                                               \
+#define TD_LOG(level, ...)                                                        \
+  do {                                                                            \
+    if (::tandem::log_enabled(::tandem::LogLevel::level)) {                       \
+      ::tandem::write_log(::tandem::LogLevel::level, ::fmt::format(__VA_ARGS__)); \
+    }                                                                             \
   } while (0)

@@ -37,11 +37,10 @@ struct Philox4x32 {
   // The same with the counter and the key given as 64-bit numbers, low words first.
   TD_HOST_DEVICE static constexpr Counter words(std::uint64_t counter_low,
                                                 std::uint64_t counter_high, std::uint64_t key) {
-    return words({static_cast<std::uint32_t>(counter_low),
-                  static_cast<std::uint32_t>(counter_low >> 32),
-                  static_cast<std::uint32_t>(counter_high),
-                  static_cast<std::uint32_t>(counter_high >> 32)},
-                 {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)});
+    return words(
+        {static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
+         static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)},
+        {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)});
   }
 };
 

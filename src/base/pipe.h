@@ -1,7 +1,7 @@
 // Frames over a pair of descriptors (a helper's standard streams, a socket): a 32-bit little-endian
-// length, then that many bytes. Waits take a deadline; a closed peer and a time-out are values, told
-// apart; a length over the maximum is an Error, since the stream cannot be trusted after it (most
-// often a helper that printed on its standard output).
+// length, then that many bytes. Waits take a deadline; a closed peer and a time-out are values,
+// told apart; a length over the maximum is an Error, since the stream cannot be trusted after it
+// (most often a helper that printed on its standard output).
 //
 // A read that times out keeps what came, so the next read goes on. A write that times out part-way
 // leaves the peer in the middle of a frame: the pipe is then closed for writing.
@@ -49,8 +49,8 @@ class FramedPipe {
   Fd write_;
   std::string peer_;
   std::size_t max_frame_bytes_;
-  std::string buffer_;           // bytes of the frame being read, its length first
-  std::size_t buffered_ = 0;     // how many of them are there
+  std::string buffer_;        // bytes of the frame being read, its length first
+  std::size_t buffered_ = 0;  // how many of them are there
   std::string last_fault_;
 };
 

@@ -30,14 +30,15 @@ enum class Stream {
 };
 
 struct SpawnOptions {
-  std::vector<std::string> argv;  // argv[0] is looked up in PATH if it holds no '/'
-  std::vector<std::pair<std::string, std::string>> env;  // added to ours, replacing equal names
-  std::string folder;                                    // working folder; empty: ours
+  std::vector<std::string> argv = {};  // argv[0] is looked up in PATH if it holds no '/'
+  std::vector<std::pair<std::string, std::string>> env =
+      {};                   // added to ours, replacing equal names
+  std::string folder = {};  // working folder; empty: ours
   Stream in = Stream::null;
   Stream out = Stream::inherit;
   Stream err = Stream::inherit;
-  std::string log_path;
-  std::vector<std::pair<int, int>> pass_fds;  // (our descriptor, its number in the child)
+  std::string log_path = {};
+  std::vector<std::pair<int, int>> pass_fds = {};  // (our descriptor, its number in the child)
   bool die_with_parent = true;
 };
 
@@ -85,7 +86,7 @@ class Process {
 
   std::string name_;
   pid_t pid_ = -1;
-  Fd pidfd_, in_, out_, err_;
+  Fd pidfd_, in_, out_, err_;  // pidfd_ is open while the end was not seen
   std::optional<ProcessExit> exit_;
 };
 

@@ -18,7 +18,8 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 // Without leading and trailing ASCII white space.
 std::string_view trim(std::string_view text);
 
-// The whole text as a number in range, or nothing: no white space, no sign '+', no trailing letters.
+// The whole text as a number in range, or nothing: no white space, no sign '+', no trailing
+// letters.
 std::optional<std::int64_t> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
 

@@ -4,7 +4,7 @@
     python tools/make_cuda_stand_ins.py SITE_PACKAGES TORCH_LIB_DIR
 
 `import torch` of the CUDA wheel loads libtorch_cuda.so, which names cuBLAS, cuDNN, NCCL and others:
-2.5 GB that work on a CPU never calls. For each such library that is nowhere to be found this writes a
+2.5 GB that work on a CPU never calls. For each such library that no installed wheel brings this writes a
 shared object of the same name whose functions stop the process and say so, together with a .pth file
 that loads them when Python starts. Only for the oracle's environment on a machine without a GPU; the
 program `tandem` links none of this. Needs binutils (readelf, nm) and a C compiler.
@@ -83,7 +83,8 @@ def main(arguments):
         return 1
     folder = site / "cuda_stand_ins"
     folder.mkdir(parents=True, exist_ok=True)
-    needs = read_needs(torch_lib)
+    real = {path.name for path in torch_lib.parent.parent.glob("nvidia/*/lib/*.so*")}
+    needs = {name: used for name, used in read_needs(torch_lib).items() if name not in real}
     for soname, functions in needs.items():
         write_stand_in(folder, soname, functions)
     (site / "load_cuda_stand_ins.py").write_text(LOADER)

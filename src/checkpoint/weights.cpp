@@ -1,0 +1,77 @@
+#include "checkpoint/weights.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "base/check.h"
+
+namespace tandem {
+namespace {
+
+std::int64_t columns(const ArenaLayout& layout, const ArenaEntry& e) {
+  return layout.storages[e.storage].cols;
+}
+
+// A vector is one row in the arena and `cols` rows of one element in the file.
+void read_rows(const HfFolder& folder, const ArenaLayout& layout, const ArenaEntry& e,
+               std::int64_t row, std::int64_t rows, float* out) {
+  if (e.hf_shape.size() == 1 && layout.storages[e.storage].rows == 1)
+    folder.read_f32(e.hf_name, 0, e.hf_shape[0], out);
+  else
+    folder.read_f32(e.hf_name, e.global_row + row, rows, out);
+}
+
+constexpr std::int64_t kChunkElements = 1 << 22;
+
+}  // namespace
+
+void load_arena(const HfFolder& folder, Arena& arena) {
+  std::vector<float> part;
+  for (const ArenaEntry& e : arena.layout().entries) {
+    const std::int64_t cols = columns(arena.layout(), e);
+    // Whole panels at a time.
+    const std::int64_t step = std::max<std::int64_t>(kPanel, kChunkElements / cols / kPanel * kPanel);
+    for (std::int64_t row = 0; row < e.rows; row += step) {
+      const std::int64_t rows = std::min(step, e.rows - row);
+      part.resize(static_cast<std::size_t>(rows * cols));
+      read_rows(folder, arena.layout(), e, row, rows, part.data());
+      arena.write_rows(e, row, rows, part.data());
+    }
+  }
+}
+
+void load_flat(const HfFolder& folder, const ArenaLayout& layout, std::int64_t begin,
+               std::span<float> out) {
+  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+  std::vector<float> part;
+  for (const ArenaEntry& e : layout.entries) {
+    const std::int64_t cols = columns(layout, e);
+    const std::int64_t b = std::max(begin, e.flat_begin);
+    const std::int64_t f = std::min(end, e.flat_begin + e.rows * cols);
+    if (b >= f) continue;
+    const std::int64_t row = (b - e.flat_begin) / cols;
+    const std::int64_t rows = (f - e.flat_begin + cols - 1) / cols - row;
+    part.resize(static_cast<std::size_t>(rows * cols));
+    read_rows(folder, layout, e, row, rows, part.data());
+    std::copy_n(part.data() + (b - e.flat_begin - row * cols), f - b, out.data() + (b - begin));
+  }
+}
+
+void save_flat(const std::string& target, const std::string& source, const ModelConfig& config,
+               const ArenaLayout& layout, std::span<const float> flat) {
+  TD_CHECK(static_cast<std::int64_t>(flat.size()) == layout.flat_elements,
+           "{}: {} weights to save, the model has {}", target, flat.size(), layout.flat_elements);
+  std::map<std::string, const ArenaEntry*> by_name;
+  for (const ArenaEntry& e : layout.entries) by_name[e.hf_name] = &e;
+  HfWriteOptions options;
+  options.dtype = config.dtype == "float32" ? Dtype::f32 : Dtype::bf16;
+  save_hf_folder(target, source, config, options,
+                 [&](const std::string& name, std::int64_t row, std::int64_t rows, float* out) {
+                   const ArenaEntry& e = *by_name.at(name);
+                   const std::int64_t width = e.hf_shape.size() == 1 ? 1 : columns(layout, e);
+                   std::copy_n(flat.data() + e.flat_begin + row * width, rows * width, out);
+                 });
+}
+
+}  // namespace tandem

@@ -1,0 +1,123 @@
+// Store over c10d::TCPStore. The listening socket is ours, so that it is bound to the one address
+// that was asked for (TCPStore itself would listen on all of them) and port 0 can be told.
+#include "comm/store.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/file.h"
+#include "comm/c10d.h"
+
+namespace tandem {
+namespace {
+
+std::string where(const std::string& host, std::uint16_t port) {
+  return fmt::format("store at {}:{}", host, port);
+}
+
+struct Listener {
+  Fd fd;
+  std::uint16_t port = 0;
+};
+
+std::uint16_t bound_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+Listener listen_on(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  TD_CHECK(failed == 0, "{}: cannot resolve the host: {}", where(host, port),
+           ::gai_strerror(failed));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
+  int error = 0;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    Fd fd(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol));
+    const int on = 1;
+    if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (fd && ::bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 &&
+        ::listen(fd.get(), SOMAXCONN) == 0) {
+      const std::uint16_t bound = bound_port(fd.get());
+      return {std::move(fd), bound};
+    }
+    error = errno;
+  }
+  throw Error(fmt::format("{}: cannot listen: {}; choose another port", where(host, port),
+                          errno_text(error)));
+}
+
+c10d::TCPStoreOptions options_of(std::uint16_t port, double timeout_seconds) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.waitWorkers = false;
+  options.timeout = milliseconds_of(timeout_seconds);
+  options.useLibUV = false;
+  return options;
+}
+
+std::shared_ptr<c10d::Store> open_store(const std::string& host,
+                                        const c10d::TCPStoreOptions& options) {
+  return share(c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>(host, options)));
+}
+
+}  // namespace
+
+Store Store::serve(const std::string& host, std::uint16_t port, double timeout_seconds) {
+  Listener listener = listen_on(host, port);
+  c10d::TCPStoreOptions options = options_of(listener.port, timeout_seconds);
+  options.isServer = true;
+  options.masterListenFd = listener.fd.release();  // the server closes it
+  return Store(host, listener.port,
+               call_c10d(where(host, listener.port), [&] { return open_store(host, options); }));
+}
+
+Store Store::connect(const std::string& host, std::uint16_t port, double timeout_seconds) {
+  return Store(host, port,
+               call_c10d(fmt::format("{}: cannot connect within {:.1f} s", where(host, port),
+                                     timeout_seconds),
+                         [&] { return open_store(host, options_of(port, timeout_seconds)); }));
+}
+
+std::string Store::address() const { return fmt::format("{}:{}", host_, port_); }
+
+void Store::set(const std::string& key, const std::string& value) {
+  call_c10d(fmt::format("{}: set '{}'", where(host_, port_), key),
+            [&] { store_->set(key, value); });
+}
+
+std::string Store::get(const std::string& key, double timeout_seconds) {
+  return call_c10d(fmt::format("{}: key '{}' was not set within {:.1f} s", where(host_, port_), key,
+                               timeout_seconds),
+                   [&] {
+                     store_->wait({key}, milliseconds_of(timeout_seconds));
+                     return store_->get_to_str(key);
+                   });
+}
+
+std::int64_t Store::add(const std::string& key, std::int64_t amount) {
+  return call_c10d(fmt::format("{}: add to '{}'", where(host_, port_), key),
+                   [&] { return store_->add(key, amount); });
+}
+
+bool Store::has(const std::string& key) {
+  return call_c10d(fmt::format("{}: look for '{}'", where(host_, port_), key),
+                   [&] { return store_->check({key}); });
+}
+
+bool Store::remove(const std::string& key) {
+  return call_c10d(fmt::format("{}: remove '{}'", where(host_, port_), key),
+                   [&] { return store_->deleteKey(key); });
+}
+
+}  // namespace tandem

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/log.h"
+
 namespace tandem {
 
 // Values count from 0 in the order of their names in config/flags.h.
@@ -31,7 +33,6 @@ enum class LrDecayStyle { constant, linear, cosine };
 enum class TrainBackend { fsdp, megatron, torchtitan };
 enum class TransferMode { broadcast, p2p, disk, disk_delta };
 enum class PauseMode { retract, abort, in_place };
-enum class LogLevel { debug, info, warn, error };
 enum class Side { none, engine, trainer };
 
 // The flag's spelling of a value, for messages and logs.

@@ -1,0 +1,708 @@
+// The one table of flags: for every member of config.h its help, bounds, kind and Miles's spelling.
+//
+// Parsing, --help, checks, JSON, the resolved dump and docs/flags.md read these rows. To build what
+// a refused flag asks for: take `.kind` and `.why` out of its row (or add the value to `.now`).
+// Flags of Miles that have no member here are listed in config/miles_flags.cpp. Heavy to compile:
+// only flags.cpp includes it.
+#pragma once
+
+#include "config/config.h"
+#include "config/table.h"
+
+namespace tandem {
+
+// ---- spellings of enums, by value
+// ----------------------------------------------------------------
+
+template <std::size_t N>
+using Spellings = std::array<std::string_view, N>;
+
+template <>
+inline constexpr Spellings<3> names<Device>{"auto", "cpu", "cuda"};
+template <>
+inline constexpr Spellings<3> names<Dtype>{"auto", "float32", "bfloat16"};
+template <>
+inline constexpr Spellings<5> names<CpuKernels>{"auto", "portable", "avx2", "avx512", "avx512bf16"};
+template <>
+inline constexpr Spellings<5> names<AdvantageEstimator>{"grpo", "gspo", "reinforce_plus_plus",
+                                                        "reinforce_plus_plus_baseline", "ppo"};
+template <>
+inline constexpr Spellings<4> names<KlLossType>{"k1", "k2", "k3", "low_var_kl"};
+template <>
+inline constexpr Spellings<3> names<LrDecayStyle>{"constant", "linear", "cosine"};
+template <>
+inline constexpr Spellings<3> names<TrainBackend>{"fsdp", "megatron", "torchtitan"};
+template <>
+inline constexpr Spellings<4> names<TransferMode>{"broadcast", "p2p", "disk", "disk-delta"};
+template <>
+inline constexpr Spellings<3> names<PauseMode>{"retract", "abort", "in_place"};
+template <>
+inline constexpr Spellings<4> names<LogLevel>{"debug", "info", "warn", "error"};
+template <>
+inline constexpr Spellings<3> names<Side>{"none", "engine", "trainer"};
+
+// ---- sections
+// ------------------------------------------------------------------------------------
+
+inline constexpr std::string_view kOneRank =
+    "a run has one rank so far; use one, and --threads-per-rank for all cores";
+inline constexpr std::string_view kInHostMemory =
+    "on the CPU everything is in host memory and the weights stand there once";
+
+template <>
+inline constexpr auto table<ClusterConfig> =
+    std::tuple{Field{"actor_num_nodes",
+                     &ClusterConfig::actor_num_nodes,
+                     "Nodes of the trainer.",
+                     {.at_least = 1, .now = "1", .why = kOneRank}},
+               Field{"actor_num_gpus_per_node",
+                     &ClusterConfig::actor_num_gpus_per_node,
+                     "Trainer ranks on each node (with --device cpu a rank is a share of the "
+                     "cores). Default: 1.",
+                     {.at_least = 1, .now = "1", .miles = "8", .why = kOneRank}},
+               Field{"num_gpus_per_node",
+                     &ClusterConfig::num_gpus_per_node,
+                     "GPUs (ranks) that a node has. Default: those present.",
+                     {.at_least = 1, .miles = "8"}},
+               Field{"rollout_num_gpus",
+                     &ClusterConfig::rollout_num_gpus,
+                     "Ranks of all engines together. Default with --colocate: the trainer's.",
+                     {.at_least = 1}},
+               Field{"rollout_num_gpus_per_engine",
+                     &ClusterConfig::rollout_num_gpus_per_engine,
+                     "Ranks that serve one copy of the model (tensor parallel).",
+                     {.at_least = 1, .now = "1", .why = kOneRank}},
+               Field{"colocate", &ClusterConfig::colocate,
+                     "Trainer and engine share the ranks and one copy of the weights."},
+               Field{"offload",
+                     &ClusterConfig::offload,
+                     "Both --offload-train and --offload-rollout.",
+                     {.kind = Kind::no_effect, .why = kInHostMemory}},
+               Field{"offload_train",
+                     &ClusterConfig::offload_train,
+                     "Move the trainer's state to host memory while the engine works.",
+                     {.kind = Kind::no_effect, .why = kInHostMemory}},
+               Field{"offload_rollout",
+                     &ClusterConfig::offload_rollout,
+                     "Release the engine's memory while the trainer works.",
+                     {.kind = Kind::no_effect, .why = kInHostMemory}},
+               Field{"rank_start_timeout_seconds",
+                     &ClusterConfig::rank_start_timeout_seconds,
+                     "Longest wait for a rank from its start until its weights are loaded.",
+                     {.at_least = 0, .open = true}},
+               Field{"control_timeout_seconds",
+                     &ClusterConfig::control_timeout_seconds,
+                     "Longest wait for the answer to one call (generate, train, save) to a rank.",
+                     {.at_least = 0, .open = true}}};
+
+template <>
+inline constexpr auto table<ComputeConfig> = std::tuple{
+    Field{"device",
+          &ComputeConfig::device,
+          "Where ranks compute.",
+          {.now = "auto|cpu", .why = "use --device cpu"}},
+    Field{"threads_per_rank",
+          &ComputeConfig::threads_per_rank,
+          "Compute threads of a rank. Default: the cores, shared evenly by the ranks of a node.",
+          {.at_least = 1, .at_most = 1024}},
+    Field{"cpu_kernels", &ComputeConfig::cpu_kernels,
+          "Instruction set of the CPU kernels. auto: the best that the processor has."}};
+
+template <>
+inline constexpr auto table<ModelConfig> = std::tuple{
+    Field{"hf_checkpoint", &ModelConfig::hf_checkpoint,
+          "Folder of the model in Hugging Face form: config, tokenizer, safetensors. Required."},
+    Field{"dtype",
+          &ModelConfig::dtype,
+          "Type of compute weights and activations. auto: bfloat16 where the processor multiplies "
+          "it (AVX-512 BF16), else float32.",
+          {.miles = "bfloat16"}}};
+
+template <>
+inline constexpr auto table<DataConfig> = std::tuple{
+    Field{"prompt_data", &DataConfig::prompt_data,
+          "JSONL file of prompts; 'file.jsonl@[0:100]' takes rows 0 to 99. Required."},
+    Field{"input_key", &DataConfig::input_key, "Key of the prompt in a row: text or messages."},
+    Field{"label_key", &DataConfig::label_key, "Key of the label in a row. Empty: no labels."},
+    Field{"metadata_key", &DataConfig::metadata_key, "Key of an object kept with the sample."},
+    Field{"tool_key",
+          &DataConfig::tool_key,
+          "Key of the tools shown to the chat template.",
+          {.kind = Kind::refused, .why = "tools come with multi-turn rollouts"}},
+    Field{"apply_chat_template", &DataConfig::apply_chat_template,
+          "Render prompts with the model's chat template; a text becomes one user message."},
+    Field{"apply_chat_template_kwargs",
+          &DataConfig::apply_chat_template_kwargs,
+          "JSON object of further variables for the chat template.",
+          {.json_object = true}},
+    Field{"chat_template_path",
+          &DataConfig::chat_template_path,
+          "File with a chat template in place of the model's.",
+          {.kind = Kind::refused, .why = "put the template into the model's folder"}},
+    Field{"num_rollout",
+          &DataConfig::num_rollout,
+          "Rollouts (steps of the loop) of the run. This or --num-epoch is required.",
+          {.at_least = 1}},
+    Field{"num_epoch",
+          &DataConfig::num_epoch,
+          "Passes over the prompts; used when --num-rollout is not given.",
+          {.at_least = 1}},
+    Field{"start_rollout_id",
+          &DataConfig::start_rollout_id,
+          "First rollout of the run.",
+          {.at_least = 0, .kind = Kind::refused, .why = "runs start at rollout 0; leave it out"}},
+    Field{"rollout_shuffle", &DataConfig::rollout_shuffle, "Shuffle the prompts each epoch."},
+    Field{"rollout_seed",
+          &DataConfig::rollout_seed,
+          "Seed of the shuffling (plus the epoch).",
+          {.at_least = 0}},
+    Field{"rollout_global_dataset",
+          &DataConfig::rollout_global_dataset,
+          "Take prompts from --prompt-data.",
+          {.inverse = "disable_rollout_global_dataset",
+           .kind = Kind::refused,
+           .why = "prompts come from --prompt-data"}}};
+
+template <>
+inline constexpr auto table<RolloutConfig> = std::tuple{
+    Field{"rollout_batch_size",
+          &RolloutConfig::rollout_batch_size,
+          "Prompts a rollout. Required.",
+          {.at_least = 1}},
+    Field{"n_samples_per_prompt",
+          &RolloutConfig::n_samples_per_prompt,
+          "Answers to each prompt: the group.",
+          {.at_least = 1}},
+    Field{"rollout_temperature",
+          &RolloutConfig::rollout_temperature,
+          "Temperature of sampling; divides the logits on both sides.",
+          {.at_least = 0}},
+    Field{"rollout_top_p",
+          &RolloutConfig::rollout_top_p,
+          "Nucleus sampling.",
+          {.at_least = 0,
+           .at_most = 1,
+           .open = true,
+           .kind = Kind::refused,
+           .why = "use --rollout-temperature alone"}},
+    Field{"rollout_top_k",
+          &RolloutConfig::rollout_top_k,
+          "Sample among the k likeliest tokens.",
+          {.at_least = -1, .kind = Kind::refused, .why = "use --rollout-temperature alone"}},
+    Field{"rollout_max_response_len",
+          &RolloutConfig::rollout_max_response_len,
+          "Most new tokens of an answer. Required unless --rollout-max-context-len is given.",
+          {.at_least = 1}},
+    Field{"rollout_max_prompt_len",
+          &RolloutConfig::rollout_max_prompt_len,
+          "Prompts with more tokens are left out.",
+          {.at_least = 1}},
+    Field{"rollout_max_context_len",
+          &RolloutConfig::rollout_max_context_len,
+          "Most tokens of prompt and answer together.",
+          {.at_least = 2}},
+    Field{"rollout_stop",
+          &RolloutConfig::rollout_stop,
+          "Texts that end an answer.",
+          {.kind = Kind::refused, .why = "use --rollout-stop-token-ids"}},
+    Field{"rollout_stop_token_ids",
+          &RolloutConfig::rollout_stop_token_ids,
+          "Token ids that end an answer, beside the model's own.",
+          {.at_least = 0}},
+    Field{"rollout_skip_special_tokens",
+          &RolloutConfig::rollout_skip_special_tokens,
+          "Leave special tokens out of the answer's text.",
+          {.kind = Kind::refused, .why = "the text keeps them; leave it out"}},
+    Field{"over_sampling_batch_size",
+          &RolloutConfig::over_sampling_batch_size,
+          "Prompts fetched at a time when groups are filtered.",
+          {.at_least = 1, .kind = Kind::refused, .why = "use --rollout-batch-size alone"}},
+    Field{"dynamic_sampling_filter_path",
+          &RolloutConfig::dynamic_sampling_filter_path,
+          "Function that decides which groups are kept.",
+          {.kind = Kind::refused, .why = "every group is trained on; leave it out"}},
+    Field{"custom_generate_function_path",
+          &RolloutConfig::custom_generate_function_path,
+          "Function that makes one sample.",
+          {.kind = Kind::refused, .why = "an answer is one call to the engine; leave it out"}},
+    Field{"partial_rollout",
+          &RolloutConfig::partial_rollout,
+          "Carry unfinished answers to the next rollout.",
+          {.kind = Kind::refused, .why = "every answer is finished in its rollout; leave it out"}},
+    Field{"fully_async",
+          &RolloutConfig::fully_async,
+          "Generate while training.",
+          {.kind = Kind::refused, .why = "the loop is synchronous; leave it out"}}};
+
+template <>
+inline constexpr auto table<EngineConfig> = std::tuple{
+    Field{"max_running_requests",
+          &EngineConfig::max_running_requests,
+          "Most answers decoded in one batch; changes speed, never a token.",
+          {.at_least = 1, .at_most = 65536, .alias = "sglang_max_running_requests"}},
+    Field{"kv_cache_tokens",
+          &EngineConfig::kv_cache_tokens,
+          "Tokens in the KV cache. Default: room for --max-running-requests of full length.",
+          {.at_least = 16, .alias = "sglang_max_total_tokens"}},
+    Field{"kv_block_tokens",
+          &EngineConfig::kv_block_tokens,
+          "Tokens of one block of the KV cache.",
+          {.at_least = 1, .at_most = 1024, .alias = "sglang_page_size"}},
+    Field{"max_prefill_tokens",
+          &EngineConfig::max_prefill_tokens,
+          "Most prompt tokens computed in one batch.",
+          {.at_least = 1, .alias = "sglang_max_prefill_tokens|sglang_chunked_prefill_size"}},
+    Field{"request_timeout_seconds",
+          &EngineConfig::request_timeout_seconds,
+          "A request that takes longer is given up.",
+          {.at_least = 0, .open = true, .alias = "sglang_router_request_timeout_secs"}}};
+
+template <>
+inline constexpr auto table<RewardConfig> = std::tuple{
+    Field{
+        "rm_type",
+        &RewardConfig::rm_type,
+        "Built-in reward. last-number: 1 if the last number of the answer is the label; exact: 1 "
+        "if the trimmed answer is the label; math: 1 if the boxed or plain answer equals it.",
+        {.choices = "last-number|exact|math|boxed_math|deepscaler|gemma_math|dapo|f1|gpqa|ifbench|"
+                    "remote_rm|random|deterministic_random|boxed_deepscaler|boxed_dapo|boxed_f1|"
+                    "boxed_gpqa",
+         .now = "last-number|exact|math",
+         .why = "use --rm-type last-number, exact or math"}},
+    Field{"rm_url",
+          &RewardConfig::rm_url,
+          "Address of a reward server.",
+          {.kind = Kind::refused, .why = "use --rm-type last-number, exact or math"}},
+    Field{"custom_rm_path",
+          &RewardConfig::custom_rm_path,
+          "Python function that rewards a sample.",
+          {.kind = Kind::refused, .why = "use --rm-type last-number, exact or math"}},
+    Field{"reward_key",
+          &RewardConfig::reward_key,
+          "Key of the number in a reward object.",
+          {.kind = Kind::refused, .why = "the built-in rewards are numbers; leave it out"}},
+    Field{"group_rm",
+          &RewardConfig::group_rm,
+          "Reward a whole group in one call.",
+          {.kind = Kind::refused, .why = "rewards are per answer; leave it out"}},
+    Field{"reward_timeout_seconds",
+          &RewardConfig::reward_timeout_seconds,
+          "Longest wait for the rewards of one batch.",
+          {.at_least = 0, .open = true}}};
+
+inline constexpr std::string_view kNoReference =
+    "there is no reference model yet; train without KL (leave it out)";
+inline constexpr std::string_view kOnPolicy =
+    "the trainer's log-probabilities equal the engine's bit for bit; leave it out";
+
+template <>
+inline constexpr auto table<AlgorithmConfig> = std::tuple{
+    Field{"advantage_estimator",
+          &AlgorithmConfig::advantage_estimator,
+          "How rewards become advantages.",
+          {.now = "grpo", .why = "use --advantage-estimator grpo"}},
+    Field{"loss_type",
+          &AlgorithmConfig::loss_type,
+          "The loss.",
+          {.choices = "policy_loss|sft_loss|custom_loss",
+           .now = "policy_loss",
+           .why = "use --loss-type policy_loss"}},
+    Field{"eps_clip",
+          &AlgorithmConfig::eps_clip,
+          "The ratio of new to old probability is clipped below at 1 - eps_clip.",
+          {.at_least = 0, .at_most = 1, .open = true}},
+    Field{"eps_clip_high",
+          &AlgorithmConfig::eps_clip_high,
+          "The ratio is clipped above at 1 + eps_clip_high. Default: eps_clip.",
+          {.at_least = 0, .open = true}},
+    Field{"eps_clip_c",
+          &AlgorithmConfig::eps_clip_c,
+          "Dual clip: bound of the loss for negative advantages.",
+          {.at_least = 1,
+           .open = true,
+           .kind = Kind::refused,
+           .why = "use --eps-clip and --eps-clip-high"}},
+    Field{"kl_coef",
+          &AlgorithmConfig::kl_coef,
+          "Weight of the KL in the reward.",
+          {.kind = Kind::refused, .why = kNoReference}},
+    Field{"use_kl_loss",
+          &AlgorithmConfig::use_kl_loss,
+          "Add the KL to the loss.",
+          {.kind = Kind::refused, .why = kNoReference}},
+    Field{"kl_loss_coef",
+          &AlgorithmConfig::kl_loss_coef,
+          "Weight of the KL in the loss.",
+          {.kind = Kind::refused, .why = kNoReference}},
+    Field{"kl_loss_type",
+          &AlgorithmConfig::kl_loss_type,
+          "Estimator of the KL in the loss.",
+          {.kind = Kind::no_effect, .why = "there is no KL in the loss yet"}},
+    Field{"use_unbiased_kl",
+          &AlgorithmConfig::use_unbiased_kl,
+          "Weigh the KL by the ratio of new to old probability.",
+          {.kind = Kind::refused, .why = kNoReference}},
+    Field{"ref_load",
+          &AlgorithmConfig::ref_load,
+          "Folder of the reference model.",
+          {.kind = Kind::no_effect,
+           .why = "only the KL reads a reference model, and the KL is refused so far"}},
+    Field{"ref_update_interval",
+          &AlgorithmConfig::ref_update_interval,
+          "Rollouts after which the reference becomes the present model.",
+          {.at_least = 1, .kind = Kind::refused, .why = kNoReference}},
+    Field{"entropy_coef",
+          &AlgorithmConfig::entropy_coef,
+          "Weight of the entropy in the loss.",
+          {.kind = Kind::refused, .why = "train without an entropy term (0)"}},
+    Field{"gamma",
+          &AlgorithmConfig::gamma,
+          "Discount of later rewards.",
+          {.at_least = 0, .at_most = 1, .kind = Kind::no_effect, .why = "GRPO does not discount"}},
+    Field{"lambd",
+          &AlgorithmConfig::lambd,
+          "Lambda of GAE.",
+          {.at_least = 0, .at_most = 1, .kind = Kind::no_effect, .why = "GRPO does not use GAE"}},
+    Field{"normalize_advantages",
+          &AlgorithmConfig::normalize_advantages,
+          "Whiten advantages over the batch.",
+          {.kind = Kind::refused, .why = "GRPO normalises in each group; leave it out"}},
+    Field{"grpo_std_normalization",
+          &AlgorithmConfig::grpo_std_normalization,
+          "Divide a group's advantages by the standard deviation of its rewards.",
+          {.inverse = "disable_grpo_std_normalization"}},
+    Field{"rewards_normalization",
+          &AlgorithmConfig::rewards_normalization,
+          "Subtract the group's mean reward; off: advantages are the rewards.",
+          {.inverse = "disable_rewards_normalization"}},
+    Field{"compute_advantages_and_returns",
+          &AlgorithmConfig::compute_advantages_and_returns,
+          "Compute advantages.",
+          {.inverse = "disable_compute_advantages_and_returns",
+           .kind = Kind::refused,
+           .why = "the policy loss needs advantages"}},
+    Field{"use_tis",
+          &AlgorithmConfig::use_tis,
+          "Weigh the loss by the ratio of trainer to engine probability.",
+          {.kind = Kind::refused, .why = kOnPolicy}},
+    Field{"tis_clip",
+          &AlgorithmConfig::tis_clip,
+          "Upper bound of that weight.",
+          {.kind = Kind::no_effect, .why = "--use-tis is refused so far"}},
+    Field{"tis_clip_low",
+          &AlgorithmConfig::tis_clip_low,
+          "Lower bound of that weight.",
+          {.kind = Kind::no_effect, .why = "--use-tis is refused so far"}},
+    Field{"seed",
+          &AlgorithmConfig::seed,
+          "Seed of sampling: the same seed gives the same tokens.",
+          {.at_least = 0}}};
+
+template <>
+inline constexpr auto table<OptimizerConfig> = std::tuple{
+    Field{"optimizer",
+          &OptimizerConfig::optimizer,
+          "adam: AdamW with decoupled weight decay.",
+          {.choices = "adam|sgd|muon|dist_muon", .now = "adam", .why = "use --optimizer adam"}},
+    Field{"lr", &OptimizerConfig::lr, "Learning rate at its highest.", {.at_least = 0}},
+    Field{"min_lr", &OptimizerConfig::min_lr, "Learning rate after the decay.", {.at_least = 0}},
+    Field{"lr_decay_style",
+          &OptimizerConfig::lr_decay_style,
+          "Course of the learning rate after the warm-up.",
+          {.miles = "linear (megatron)"}},
+    Field{"lr_warmup_iters",
+          &OptimizerConfig::lr_warmup_iters,
+          "Optimizer steps in which the learning rate rises linearly.",
+          {.at_least = 0}},
+    Field{"lr_warmup_init",
+          &OptimizerConfig::lr_warmup_init,
+          "Learning rate at the start of the warm-up.",
+          {.at_least = 0}},
+    Field{"lr_decay_iters",
+          &OptimizerConfig::lr_decay_iters,
+          "Optimizer step at which the decay ends. Default: the last of the run.",
+          {.at_least = 1}},
+    Field{"adam_beta1",
+          &OptimizerConfig::adam_beta1,
+          "Decay of the first moment.",
+          {.at_least = 0, .at_most = 0.9999999}},
+    Field{"adam_beta2",
+          &OptimizerConfig::adam_beta2,
+          "Decay of the second moment.",
+          {.at_least = 0, .at_most = 0.9999999, .miles = "0.999 (megatron), 0.95 (fsdp)"}},
+    Field{"adam_eps",
+          &OptimizerConfig::adam_eps,
+          "Added to the root of the second moment.",
+          {.at_least = 0, .open = true}},
+    Field{"weight_decay",
+          &OptimizerConfig::weight_decay,
+          "Decoupled weight decay; norms and biases have none.",
+          {.at_least = 0, .miles = "0.01 (megatron), 0 (fsdp)"}},
+    Field{"clip_grad",
+          &OptimizerConfig::clip_grad,
+          "The gradient is scaled down to this norm; 0: never.",
+          {.at_least = 0}}};
+
+template <>
+inline constexpr auto table<TrainConfig> = std::tuple{
+    Field{"train_backend",
+          &TrainConfig::train_backend,
+          "Mesh, sharding and checkpoint form of the trainer.",
+          {.now = "fsdp", .miles = "megatron", .why = "use --train-backend fsdp"}},
+    Field{"global_batch_size",
+          &TrainConfig::global_batch_size,
+          "Samples an optimizer step. Default: rollout_batch_size x n_samples_per_prompt / "
+          "num_steps_per_rollout.",
+          {.at_least = 1}},
+    Field{"num_steps_per_rollout",
+          &TrainConfig::num_steps_per_rollout,
+          "Optimizer steps a rollout. Default: 1, or what --global-batch-size gives.",
+          {.at_least = 1}},
+    Field{"max_tokens_per_gpu",
+          &TrainConfig::max_tokens_per_gpu,
+          "Most tokens packed into one micro-batch; a longer sample is one of its own.",
+          {.at_least = 1, .miles = "none (required with --use-dynamic-batch-size)"}},
+    Field{"calculate_per_token_loss", &TrainConfig::calculate_per_token_loss,
+          "Mean of the loss over tokens, not per sample and then over samples."},
+    Field{"share_prompt", &TrainConfig::share_prompt,
+          "Compute the prompt that a group shares once."},
+    Field{"deterministic_layout", &TrainConfig::deterministic_layout,
+          "Add gradients in an order that does not depend on the number of ranks. Default: on with "
+          "--device cpu."},
+    Field{"gradient_leaves",
+          &TrainConfig::gradient_leaves,
+          "Parts of the global batch in that order: a power of two.",
+          {.at_least = 1, .at_most = 1024}},
+    Field{"ci_test",
+          &TrainConfig::ci_test,
+          "Check Miles's invariants at each step.",
+          {.kind = Kind::refused,
+           .why = "train/train_rollout_logprob_abs_diff in metrics.jsonl shows the gap"}}};
+
+template <>
+inline constexpr auto table<EvaluateConfig> = std::tuple{
+    Field{"eval_interval",
+          &EvaluateConfig::eval_interval,
+          "Rollouts between evaluations; the first is before training, the last after it.",
+          {.at_least = 1}},
+    Field{"eval_prompt_data", &EvaluateConfig::eval_prompt_data,
+          "Pairs of a name and a JSONL file."},
+    Field{"n_samples_per_eval_prompt",
+          &EvaluateConfig::n_samples_per_eval_prompt,
+          "Answers to each evaluation prompt.",
+          {.at_least = 1}},
+    Field{"eval_temperature",
+          &EvaluateConfig::eval_temperature,
+          "Temperature of evaluation; 0 is greedy. Default: that of rollout.",
+          {.at_least = 0}},
+    Field{"eval_top_p",
+          &EvaluateConfig::eval_top_p,
+          "Nucleus sampling in evaluation.",
+          {.at_least = 0,
+           .at_most = 1,
+           .open = true,
+           .now = "1",
+           .why = "use --eval-temperature alone"}},
+    Field{"eval_top_k",
+          &EvaluateConfig::eval_top_k,
+          "Sample among the k likeliest tokens.",
+          {.at_least = -1, .now = "-1", .why = "use --eval-temperature alone"}},
+    Field{"eval_max_response_len",
+          &EvaluateConfig::eval_max_response_len,
+          "Most new tokens of an answer. Default: that of rollout.",
+          {.at_least = 1}},
+    Field{"eval_max_prompt_len",
+          &EvaluateConfig::eval_max_prompt_len,
+          "Prompts with more tokens are left out. Default: that of rollout.",
+          {.at_least = 1}},
+    Field{"eval_input_key", &EvaluateConfig::eval_input_key,
+          "Key of the prompt in a row. Default: --input-key."},
+    Field{"eval_label_key", &EvaluateConfig::eval_label_key,
+          "Key of the label in a row. Default: --label-key."},
+    Field{"eval_config",
+          &EvaluateConfig::eval_config,
+          "YAML file with evaluation sets.",
+          {.kind = Kind::refused, .why = "use --eval-prompt-data NAME FILE ..."}},
+    Field{"skip_eval_before_train", &EvaluateConfig::skip_eval_before_train,
+          "No evaluation before the first step."}};
+
+template <>
+inline constexpr auto table<TransferConfig> = std::tuple{
+    Field{"update_weight_transfer_mode",
+          &TransferConfig::update_weight_transfer_mode,
+          "Way of the weights to engines on other ranks; colocated engines share the weights.",
+          {.now = "broadcast", .why = "use --colocate"}},
+    Field{"update_weight_buffer_size",
+          &TransferConfig::update_weight_buffer_size,
+          "Most bytes of one bucket of a weight update.",
+          {.at_least = 1024}},
+    Field{"update_weights_interval",
+          &TransferConfig::update_weights_interval,
+          "Rollouts between weight updates.",
+          {.at_least = 1,
+           .kind = Kind::refused,
+           .why = "the synchronous loop updates after every rollout"}},
+    Field{"update_weight_double_buffer",
+          &TransferConfig::update_weight_double_buffer,
+          "A second copy of the weights, so that an update can be taken back.",
+          {.kind = Kind::refused, .why = "weights are updated in place; leave it out"}},
+    Field{"pause_generation_mode",
+          &TransferConfig::pause_generation_mode,
+          "What happens to running answers at a weight update.",
+          {.kind = Kind::no_effect,
+           .why = "in the synchronous loop no answer is running at a weight update"}}};
+
+inline constexpr std::string_view kNoResume =
+    "a run cannot be continued yet; --save-hf keeps the trained model";
+
+template <>
+inline constexpr auto table<CheckpointConfig> = std::tuple{
+    Field{"load",
+          &CheckpointConfig::load,
+          "Folder of checkpoints to continue from.",
+          {.kind = Kind::refused, .why = kNoResume}},
+    Field{"save",
+          &CheckpointConfig::save,
+          "Folder of checkpoints.",
+          {.kind = Kind::refused, .why = kNoResume}},
+    Field{"save_interval",
+          &CheckpointConfig::save_interval,
+          "Rollouts between checkpoints.",
+          {.at_least = 1, .kind = Kind::refused, .why = kNoResume}},
+    Field{"save_optim",
+          &CheckpointConfig::save_optim,
+          "Keep the optimizer's state.",
+          {.kind = Kind::no_effect, .why = "--save is refused so far"}},
+    Field{"async_save",
+          &CheckpointConfig::async_save,
+          "Write checkpoints while training.",
+          {.kind = Kind::no_effect, .why = "--save is refused so far"}},
+    Field{"save_hf", &CheckpointConfig::save_hf,
+          "Folder for the trained model in Hugging Face form, written at the end; {rollout_id} is "
+          "filled in. Empty: it is not written."}};
+
+inline constexpr std::string_view kNoTracker =
+    "no tracker is fed yet; metrics.jsonl in the run's folder holds every metric";
+
+template <>
+inline constexpr auto table<LoggingConfig> = std::tuple{
+    Field{"run_dir", &LoggingConfig::run_dir,
+          "Folder of the run's files. Default: runs/<time>-<run_name>."},
+    Field{"run_name", &LoggingConfig::run_name, "Name of the run. Default: the model folder's."},
+    Field{"save_rollouts", &LoggingConfig::save_rollouts,
+          "Write the samples of each rollout to the run's folder."},
+    Field{"progress", &LoggingConfig::progress,
+          "Progress bars. Default: when standard output is a terminal."},
+    Field{"log_level", &LoggingConfig::log_level, "Least important messages that are shown."},
+    Field{"use_tensorboard",
+          &LoggingConfig::use_tensorboard,
+          "Write TensorBoard events.",
+          {.kind = Kind::no_effect, .why = kNoTracker}},
+    Field{"use_wandb",
+          &LoggingConfig::use_wandb,
+          "Send metrics to Weights & Biases.",
+          {.kind = Kind::no_effect, .why = kNoTracker}}};
+
+template <>
+inline constexpr auto table<DebugConfig> = std::tuple{
+    Field{
+        "dry_run",
+        &DebugConfig::dry_run,
+        "Check everything, start nothing.",
+        {.kind = Kind::refused, .why = "faults are reported before anything starts; leave it out"}},
+    Field{"debug_perturb_kernel", &DebugConfig::debug_perturb_kernel,
+          "Make one kernel of that side wrong by a little, to see the log-probability gap rise."},
+    Field{"debug_rollout_only",
+          &DebugConfig::debug_rollout_only,
+          "Generate, do not train.",
+          {.kind = Kind::refused, .why = "use tandem generate"}},
+    Field{"debug_train_only",
+          &DebugConfig::debug_train_only,
+          "Train on recorded rollouts.",
+          {.kind = Kind::refused, .why = "leave it out"}},
+    Field{"load_debug_rollout_data",
+          &DebugConfig::load_debug_rollout_data,
+          "Recorded rollouts to train on.",
+          {.kind = Kind::refused, .why = "leave it out"}}};
+
+// ---- commands
+// ------------------------------------------------------------------------------------
+
+template <>
+inline constexpr auto table<Config> =
+    std::tuple{Field{"cluster", &Config::cluster, "Ranks and placement"},
+               Field{"compute", &Config::compute, "Device"},
+               Field{"model", &Config::model, "Model"},
+               Field{"data", &Config::data, "Prompts"},
+               Field{"rollout", &Config::rollout, "Rollout and sampling"},
+               Field{"engine", &Config::engine, "Engine"},
+               Field{"reward", &Config::reward, "Reward"},
+               Field{"algorithm", &Config::algorithm, "Algorithm"},
+               Field{"optimizer", &Config::optimizer, "Optimizer"},
+               Field{"train", &Config::train, "Training step"},
+               Field{"evaluate", &Config::evaluate, "Evaluation"},
+               Field{"transfer", &Config::transfer, "Weight update"},
+               Field{"checkpoint", &Config::checkpoint, "Checkpoints"},
+               Field{"logging", &Config::logging, "Run folder and logging"},
+               Field{"debug", &Config::debug, "Debugging"}};
+
+template <>
+inline constexpr auto table<GenerateConfig> = std::tuple{
+    Field{"prompt", &GenerateConfig::prompt, "Texts to continue; this or --input is required."},
+    Field{"input", &GenerateConfig::input, "JSONL file with text or input_ids in each row."},
+    Field{"apply_chat_template", &GenerateConfig::apply_chat_template,
+          "Make each text a user message of the model's chat template."},
+    Field{"n", &GenerateConfig::n, "Answers to each prompt.", {.at_least = 1}},
+    Field{"max_new_tokens",
+          &GenerateConfig::max_new_tokens,
+          "Most new tokens of an answer.",
+          {.at_least = 1}},
+    Field{"temperature",
+          &GenerateConfig::temperature,
+          "Temperature of sampling; 0 is greedy.",
+          {.at_least = 0}},
+    Field{"ignore_eos", &GenerateConfig::ignore_eos, "Do not stop at the model's end token."},
+    Field{"seed", &GenerateConfig::seed, "Seed of sampling.", {.at_least = 0}},
+    Field{"model", &GenerateConfig::model, "Model"},
+    Field{"compute", &GenerateConfig::compute, "Device"},
+    Field{"engine", &GenerateConfig::engine, "Engine"}};
+
+template <>
+inline constexpr auto table<ScoreConfig> = std::tuple{
+    Field{"input", &ScoreConfig::input, "JSONL file with text or input_ids in each row. Required."},
+    Field{"through",
+          &ScoreConfig::through,
+          "Whose forward computes the log-probabilities.",
+          {.now = "engine|trainer", .why = "use --through engine or trainer"}},
+    Field{"gradients", &ScoreConfig::gradients,
+          "Add each row's mean loss and gradient norms by parameter (trainer only)."},
+    Field{"max_tokens_per_gpu",
+          &ScoreConfig::max_tokens_per_gpu,
+          "Most tokens packed into one forward.",
+          {.at_least = 1}},
+    Field{"model", &ScoreConfig::model, "Model"},
+    Field{"compute", &ScoreConfig::compute, "Device"}};
+
+template <>
+inline constexpr auto table<ServeConfig> = std::tuple{
+    Field{"host", &ServeConfig::host, "Address to listen on."},
+    Field{"port",
+          &ServeConfig::port,
+          "Port to listen on; 0: any free one.",
+          {.at_least = 0, .at_most = 65535}},
+    Field{"seed", &ServeConfig::seed, "Seed of requests that bring none.", {.at_least = 0}},
+    Field{"model", &ServeConfig::model, "Model"},
+    Field{"compute", &ServeConfig::compute, "Device"},
+    Field{"engine", &ServeConfig::engine, "Engine"}};
+
+// A member without a row does not compile.
+template <class... C>
+constexpr bool rows_complete =
+    ((std::tuple_size_v<std::remove_cv_t<decltype(table<C>)>> == member_count<C>()) && ...);
+static_assert(rows_complete<ClusterConfig, ComputeConfig, ModelConfig, DataConfig, RolloutConfig>);
+static_assert(rows_complete<EngineConfig, RewardConfig, AlgorithmConfig, OptimizerConfig>);
+static_assert(rows_complete<TrainConfig, EvaluateConfig, TransferConfig, CheckpointConfig>);
+static_assert(rows_complete<LoggingConfig, DebugConfig>);
+static_assert(rows_complete<Config, GenerateConfig, ScoreConfig, ServeConfig>);
+
+}  // namespace tandem

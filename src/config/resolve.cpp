@@ -1,0 +1,188 @@
+// Derived values, section by section; one function a topic, one line a value.
+#include "config/resolve.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <thread>
+
+#include "base/check.h"
+
+namespace tandem {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+// Sets an empty optional and writes the line "name = value (reason)".
+template <class T, class U>
+void fill(std::optional<T>& member, U value, std::string_view name, std::string_view reason,
+          Lines& lines) {
+  if (member) return;
+  member = value;
+  lines.push_back(fmt::format("{} = {} ({})", name, *member, reason));
+}
+
+void fill(std::string& member, const std::string& value, std::string_view name,
+          std::string_view reason, Lines& lines) {
+  if (!member.empty() || value.empty()) return;
+  member = value;
+  lines.push_back(fmt::format("{} = {} ({})", name, member, reason));
+}
+
+void resolve_compute(ComputeConfig& compute, ModelConfig& model, std::int64_t ranks_on_host,
+                     const Host& host, Lines& lines) {
+  if (compute.device == Device::automatic) {
+    compute.device = Device::cpu;
+    lines.push_back("device = cpu (the only device built so far)");
+  }
+  fill(compute.threads_per_rank, std::max<std::int64_t>(1, host.num_cpus / ranks_on_host),
+       "threads_per_rank", fmt::format("{} cores / {} ranks", host.num_cpus, ranks_on_host), lines);
+  if (model.dtype == Dtype::automatic) {
+    model.dtype = host.bf16_instructions ? Dtype::bfloat16 : Dtype::float32;
+    lines.push_back(fmt::format("dtype = {} (this processor has {}AVX-512 BF16)",
+                                name_of(model.dtype), host.bf16_instructions ? "" : "no "));
+  }
+}
+
+void resolve_placement(ClusterConfig& cluster, Lines& lines) {
+  fill(cluster.actor_num_gpus_per_node, 1, "actor_num_gpus_per_node", "one rank", lines);
+  const std::int64_t per_node = *cluster.actor_num_gpus_per_node;
+  fill(cluster.num_gpus_per_node, per_node, "num_gpus_per_node", "the ranks of a node", lines);
+  fill(cluster.rollout_num_gpus, cluster.actor_num_nodes * per_node, "rollout_num_gpus",
+       "colocated: the trainer's ranks", lines);
+  fill(cluster.offload_train, false, "offload_train", "the weights stand once in host memory",
+       lines);
+  fill(cluster.offload_rollout, false, "offload_rollout", "the weights stand once in host memory",
+       lines);
+}
+
+void resolve_batch(const RolloutConfig& rollout, TrainConfig& train, Lines& lines) {
+  const std::int64_t prompts = *rollout.rollout_batch_size;
+  const std::int64_t samples = prompts * rollout.n_samples_per_prompt;
+  const std::string product = fmt::format("rollout_batch_size {} x n_samples_per_prompt {}",
+                                          prompts, rollout.n_samples_per_prompt);
+  if (train.global_batch_size) {
+    fill(train.num_steps_per_rollout, samples / *train.global_batch_size, "num_steps_per_rollout",
+         fmt::format("{} / global_batch_size {}", product, *train.global_batch_size), lines);
+  }
+  fill(train.num_steps_per_rollout, 1, "num_steps_per_rollout", "default", lines);
+  fill(train.global_batch_size, samples / *train.num_steps_per_rollout, "global_batch_size",
+       fmt::format("{} / num_steps_per_rollout {}", product, *train.num_steps_per_rollout), lines);
+}
+
+void resolve_lengths(RolloutConfig& rollout, Lines& lines) {
+  if (!rollout.rollout_max_context_len) return;
+  const std::int64_t most = *rollout.rollout_max_context_len - 1;
+  const std::string reason = fmt::format("rollout_max_context_len {} - 1", most + 1);
+  fill(rollout.rollout_max_prompt_len, most, "rollout_max_prompt_len", reason, lines);
+  fill(rollout.rollout_max_response_len, most, "rollout_max_response_len", reason, lines);
+}
+
+void resolve_evaluation(const Config& config, EvaluateConfig& evaluate, Lines& lines) {
+  if (evaluate.eval_prompt_data.size() == 1) {
+    evaluate.eval_prompt_data.insert(evaluate.eval_prompt_data.begin(), "aime");
+    lines.push_back(fmt::format("eval_prompt_data = aime {} (a single word is the file of 'aime')",
+                                evaluate.eval_prompt_data[1]));
+  }
+  const RolloutConfig& rollout = config.rollout;
+  fill(evaluate.eval_temperature, rollout.rollout_temperature, "eval_temperature",
+       "rollout_temperature", lines);
+  fill(evaluate.eval_max_response_len, *rollout.rollout_max_response_len, "eval_max_response_len",
+       "rollout_max_response_len", lines);
+  if (rollout.rollout_max_prompt_len) {
+    fill(evaluate.eval_max_prompt_len, *rollout.rollout_max_prompt_len, "eval_max_prompt_len",
+         "rollout_max_prompt_len", lines);
+  }
+  fill(evaluate.eval_input_key, config.data.input_key, "eval_input_key", "input_key", lines);
+  fill(evaluate.eval_label_key, config.data.label_key, "eval_label_key", "label_key", lines);
+}
+
+// The last part of a path, with or without a final slash.
+std::string last_part(const std::string& path) {
+  const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
+  const auto name = normal.filename();
+  return (name.empty() ? normal.parent_path().filename() : name).string();
+}
+
+void resolve_output(Config& config, const Host& host, Lines& lines) {
+  const std::string model = last_part(config.model.hf_checkpoint);
+  const bool is_name = !model.empty() && model != "." && model != "..";
+  fill(config.logging.run_name, is_name ? model : "train", "run_name",
+       is_name ? "the model's folder" : "default", lines);
+  fill(config.logging.run_dir, "runs/" + host.time + "-" + config.logging.run_name, "run_dir",
+       "runs/<time>-<run_name>", lines);
+}
+
+}  // namespace
+
+Host this_host() {
+  Host host;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  host.num_cpus = sched_getaffinity(0, sizeof cores, &cores) == 0
+                      ? CPU_COUNT(&cores)
+                      : std::max(1U, std::thread::hardware_concurrency());
+#if defined(__x86_64__)
+  host.bf16_instructions = __builtin_cpu_supports("avx512bf16") != 0;
+#endif
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char text[32];
+  host.time.assign(text, std::strftime(text, sizeof text, "%Y%m%d-%H%M%S", &local));
+  return host;
+}
+
+std::vector<std::string> resolve(Config& config, const Host& host) {
+  Lines lines;
+  resolve_placement(config.cluster, lines);
+  resolve_compute(config.compute, config.model, *config.cluster.actor_num_gpus_per_node, host,
+                  lines);
+  resolve_batch(config.rollout, config.train, lines);
+  resolve_lengths(config.rollout, lines);
+  fill(config.algorithm.eps_clip_high, config.algorithm.eps_clip, "eps_clip_high", "eps_clip",
+       lines);
+  fill(config.train.deterministic_layout, config.compute.device == Device::cpu,
+       "deterministic_layout", "on with --device cpu", lines);
+  resolve_evaluation(config, config.evaluate, lines);
+  resolve_output(config, host, lines);
+  return lines;
+}
+
+std::vector<std::string> resolve(GenerateConfig& config, const Host& host) {
+  Lines lines;
+  resolve_compute(config.compute, config.model, 1, host, lines);
+  return lines;
+}
+
+std::vector<std::string> resolve(ScoreConfig& config, const Host& host) {
+  Lines lines;
+  resolve_compute(config.compute, config.model, 1, host, lines);
+  return lines;
+}
+
+std::vector<std::string> resolve(ServeConfig& config, const Host& host) {
+  Lines lines;
+  resolve_compute(config.compute, config.model, 1, host, lines);
+  return lines;
+}
+
+std::vector<std::string> resolve_num_rollout(Config& config, std::int64_t num_rows) {
+  Lines lines;
+  const std::int64_t prompts = *config.rollout.rollout_batch_size;
+  TD_CHECK(num_rows >= prompts,
+           "--rollout-batch-size: found {}, but {} has {} prompts; lower it or give more prompts",
+           prompts, config.data.prompt_data, num_rows);
+  if (config.data.num_rollout) return lines;
+  const std::int64_t epochs = *config.data.num_epoch;
+  fill(
+      config.data.num_rollout, epochs * (num_rows / prompts), "num_rollout",
+      fmt::format("num_epoch {} x ({} prompts / rollout_batch_size {})", epochs, num_rows, prompts),
+      lines);
+  return lines;
+}
+
+}  // namespace tandem

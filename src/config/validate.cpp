@@ -1,0 +1,308 @@
+// Checks over several flags at once. Every function appends to one list and looks at nothing but
+// the config (missing_files aside), so a config can be judged anywhere.
+#include "config/validate.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <set>
+
+namespace tandem {
+namespace {
+
+using Faults = std::vector<std::string>;
+
+template <class... A>
+void add(Faults& faults, fmt::format_string<A...> text, A&&... arguments) {
+  faults.push_back(fmt::format(text, std::forward<A>(arguments)...));
+}
+
+void check_model(const ModelConfig& model, Faults& faults) {
+  if (model.hf_checkpoint.empty()) {
+    add(faults, "--hf-checkpoint: not given; give the folder of a model in Hugging Face form");
+  }
+}
+
+void check_placement(const ClusterConfig& cluster, Faults& faults) {
+  if (!cluster.colocate) {
+    add(faults,
+        "--colocate: not given, and trainer and engine on ranks of their own are not built yet; "
+        "add --colocate");
+  }
+  const std::int64_t per_node = cluster.actor_num_gpus_per_node.value_or(1);
+  const std::int64_t ranks = cluster.actor_num_nodes * per_node;
+  if (cluster.colocate && cluster.rollout_num_gpus && *cluster.rollout_num_gpus != ranks) {
+    add(faults,
+        "--rollout-num-gpus: found {}, but with --colocate the engines use the trainer's {} "
+        "({} nodes x {}); leave it out",
+        *cluster.rollout_num_gpus, ranks, cluster.actor_num_nodes, per_node);
+  }
+  if (cluster.num_gpus_per_node && *cluster.num_gpus_per_node < per_node) {
+    add(faults,
+        "--num-gpus-per-node: found {}, but --actor-num-gpus-per-node asks for {} on a node; "
+        "raise the one or lower the other",
+        *cluster.num_gpus_per_node, per_node);
+  }
+}
+
+void check_data(const Config& config, Faults& faults) {
+  const DataConfig& data = config.data;
+  if (data.prompt_data.empty()) {
+    add(faults, "--prompt-data: not given; give a JSONL file of prompts");
+  }
+  if (!data.num_rollout && !data.num_epoch) {
+    add(faults, "--num-rollout: neither it nor --num-epoch is given; say how long the run is");
+  }
+  if (config.reward.rm_type.empty()) {
+    add(faults, "--rm-type: not given; use last-number, exact or math");
+  } else if (data.label_key.empty()) {
+    add(faults,
+        "--label-key: not given, but --rm-type {} compares with labels; give the key of the label "
+        "in the rows of --prompt-data",
+        config.reward.rm_type);
+  }
+}
+
+// RB x N = GBS x steps: the samples of a rollout fill its optimizer steps exactly.
+void check_batch(const Config& config, Faults& faults) {
+  if (!config.rollout.rollout_batch_size) {
+    add(faults, "--rollout-batch-size: not given; say how many prompts a rollout has");
+    return;
+  }
+  const std::int64_t prompts = *config.rollout.rollout_batch_size;
+  const std::int64_t n = config.rollout.n_samples_per_prompt;
+  const std::int64_t samples = prompts * n;
+  const std::string product =
+      fmt::format("a rollout has {} samples (rollout_batch_size {} x n_samples_per_prompt {})",
+                  samples, prompts, n);
+  const auto& batch = config.train.global_batch_size;
+  const auto& steps = config.train.num_steps_per_rollout;
+  if (prompts < 1 || n < 1 || batch.value_or(1) < 1 || steps.value_or(1) < 1) return;
+  if (batch && steps && *batch * *steps != samples) {
+    add(faults,
+        "--global-batch-size: found {} with num_steps_per_rollout {}: {} x {} = {}, but {}; leave "
+        "--global-batch-size out or change one of the four",
+        *batch, *steps, *batch, *steps, *batch * *steps, product);
+  } else if (batch && *batch > samples) {
+    add(faults,
+        "--global-batch-size: found {}, but {}: not one optimizer step; use at most {}, or more "
+        "prompts or samples a rollout",
+        *batch, product, samples);
+  } else if (batch && samples % *batch != 0) {
+    add(faults,
+        "--global-batch-size: found {}, but {}: {} steps and {} samples left over; use a divisor "
+        "of {}",
+        *batch, product, samples / *batch, samples % *batch, samples);
+  } else if (steps && samples % *steps != 0) {
+    add(faults, "--num-steps-per-rollout: found {}, but {}; use a divisor of {}", *steps, product,
+        samples);
+  }
+}
+
+void check_lengths(const RolloutConfig& rollout, const EngineConfig& engine, Faults& faults) {
+  const auto& context = rollout.rollout_max_context_len;
+  const auto& response = rollout.rollout_max_response_len;
+  const auto& prompt = rollout.rollout_max_prompt_len;
+  if (!response && !context) {
+    add(faults, "--rollout-max-response-len: not given; say how many tokens an answer may have");
+  }
+  if (context && prompt && *prompt > *context - 1) {
+    add(faults,
+        "--rollout-max-prompt-len: found {}, wanted at most rollout_max_context_len - 1 = {}",
+        *prompt, *context - 1);
+  }
+  if (context && response && *response > *context - 1) {
+    add(faults,
+        "--rollout-max-response-len: found {}, wanted at most rollout_max_context_len - 1 = {}",
+        *response, *context - 1);
+  }
+  const std::int64_t longest = context ? *context : response.value_or(0) + prompt.value_or(1);
+  if (engine.kv_cache_tokens && *engine.kv_cache_tokens < longest) {
+    add(faults,
+        "--kv-cache-tokens: found {}, but one sequence may have {} tokens; give at least that",
+        *engine.kv_cache_tokens, longest);
+  }
+}
+
+void check_algorithm(const Config& config, Faults& faults) {
+  const AlgorithmConfig& algorithm = config.algorithm;
+  if (config.rollout.rollout_temperature == 0) {
+    add(faults,
+        "--rollout-temperature: found 0: greedy answers to one prompt are all the same, so a group "
+        "teaches nothing; give a value above 0, such as 1");
+  }
+  if (config.rollout.n_samples_per_prompt == 1 && algorithm.rewards_normalization &&
+      algorithm.advantage_estimator == AdvantageEstimator::grpo) {
+    add(faults,
+        "--n-samples-per-prompt: found 1 with --advantage-estimator grpo: the advantage of a group "
+        "of one is always 0; give 2 or more, or --disable-rewards-normalization");
+  }
+  if (algorithm.eps_clip_high && *algorithm.eps_clip_high < algorithm.eps_clip) {
+    add(faults, "--eps-clip-high: found {}, below eps_clip {}; give at least that, or leave it out",
+        *algorithm.eps_clip_high, algorithm.eps_clip);
+  }
+}
+
+void check_optimizer(const OptimizerConfig& optimizer, Faults& faults) {
+  if (optimizer.min_lr > optimizer.lr) {
+    add(faults, "--min-lr: found {}, above lr {}; give at most that", optimizer.min_lr,
+        optimizer.lr);
+  }
+  if (optimizer.lr_warmup_init > optimizer.lr) {
+    add(faults, "--lr-warmup-init: found {}, above lr {}; give at most that",
+        optimizer.lr_warmup_init, optimizer.lr);
+  }
+  if (optimizer.lr_decay_iters && *optimizer.lr_decay_iters <= optimizer.lr_warmup_iters) {
+    add(faults, "--lr-decay-iters: found {}, wanted more than lr_warmup_iters {}",
+        *optimizer.lr_decay_iters, optimizer.lr_warmup_iters);
+  }
+}
+
+void check_train(const TrainConfig& train, Faults& faults) {
+  const std::int64_t leaves = train.gradient_leaves;
+  if (leaves > 0 && (leaves & (leaves - 1)) != 0) {
+    add(faults, "--gradient-leaves: found {}, wanted a power of two, such as 8", leaves);
+  }
+}
+
+void check_evaluation(const EvaluateConfig& evaluate, Faults& faults) {
+  const std::vector<std::string>& sets = evaluate.eval_prompt_data;
+  if (evaluate.eval_interval && sets.empty()) {
+    add(faults,
+        "--eval-interval: found {} without --eval-prompt-data; give --eval-prompt-data NAME FILE",
+        *evaluate.eval_interval);
+  }
+  if (sets.size() > 1 && sets.size() % 2 != 0) {
+    add(faults,
+        "--eval-prompt-data: found {} words, wanted pairs of a name and a file: NAME FILE ...",
+        sets.size());
+    return;
+  }
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i + 1 < sets.size(); i += 2) {
+    if (!seen.insert(sets[i]).second) {
+      add(faults, "--eval-prompt-data: found the name '{}' twice; give each set its own", sets[i]);
+    }
+  }
+}
+
+void check_output(const Config& config, Faults& faults) {
+  const std::string& name = config.logging.run_name;
+  if (name.find('/') != std::string::npos) {
+    add(faults, "--run-name: found '{}', wanted a name without '/'; --run-dir takes a path", name);
+  }
+  std::string pattern = config.checkpoint.save_hf;
+  constexpr std::string_view kRolloutId = "{rollout_id}";
+  if (const std::size_t at = pattern.find(kRolloutId); at != std::string::npos) {
+    pattern.erase(at, kRolloutId.size());
+  }
+  if (pattern.find_first_of("{}") != std::string::npos) {
+    add(faults, "--save-hf: found '{}', wanted a path in which only {} stands in braces, once",
+        config.checkpoint.save_hf, kRolloutId);
+  }
+}
+
+void look_for_model(const ModelConfig& model, Faults& faults) {
+  if (model.hf_checkpoint.empty()) return;
+  if (!std::filesystem::is_directory(model.hf_checkpoint)) {
+    add(faults, "--hf-checkpoint: '{}' is not a folder; give a model's folder in Hugging Face form",
+        model.hf_checkpoint);
+  } else if (!std::filesystem::exists(model.hf_checkpoint + "/config.json")) {
+    add(faults,
+        "--hf-checkpoint: '{}' has no config.json; give a model's folder in Hugging Face "
+        "form",
+        model.hf_checkpoint);
+  }
+}
+
+void look_for_file(std::string_view flag, const std::string& path, Faults& faults) {
+  if (path.empty() || std::filesystem::is_regular_file(path)) return;
+  add(faults, "{}: '{}' is not a file", flag, path);
+}
+
+}  // namespace
+
+std::vector<std::string> validate(const Config& config) {
+  Faults faults;
+  check_model(config.model, faults);
+  check_placement(config.cluster, faults);
+  check_data(config, faults);
+  check_batch(config, faults);
+  check_lengths(config.rollout, config.engine, faults);
+  check_algorithm(config, faults);
+  check_optimizer(config.optimizer, faults);
+  check_train(config.train, faults);
+  check_evaluation(config.evaluate, faults);
+  check_output(config, faults);
+  return faults;
+}
+
+std::vector<std::string> validate(const GenerateConfig& config) {
+  Faults faults;
+  check_model(config.model, faults);
+  if (config.prompt.empty() == config.input.empty()) {
+    add(faults, "--prompt: {}; give either --prompt TEXT or --input FILE",
+        config.prompt.empty() ? "neither it nor --input is given"
+                              : "both it and --input are given");
+  }
+  return faults;
+}
+
+std::vector<std::string> validate(const ScoreConfig& config) {
+  Faults faults;
+  check_model(config.model, faults);
+  if (config.input.empty()) {
+    add(faults, "--input: not given; give a JSONL file with text or input_ids in each row");
+  }
+  if (config.gradients && config.through != Side::trainer) {
+    add(faults, "--gradients: the engine has none; use --through trainer");
+  }
+  return faults;
+}
+
+std::vector<std::string> validate(const ServeConfig& config) {
+  Faults faults;
+  check_model(config.model, faults);
+  if (config.host.empty()) add(faults, "--host: found '', wanted an address such as 127.0.0.1");
+  return faults;
+}
+
+std::vector<std::string> missing_files(const Config& config) {
+  Faults faults;
+  look_for_model(config.model, faults);
+  look_for_file("--prompt-data", prompt_file(config.data.prompt_data), faults);
+  const std::vector<std::string>& sets = config.evaluate.eval_prompt_data;
+  if (sets.size() == 1) look_for_file("--eval-prompt-data", prompt_file(sets[0]), faults);
+  for (std::size_t i = 1; i < sets.size(); i += 2) {
+    look_for_file("--eval-prompt-data", prompt_file(sets[i]), faults);
+  }
+  return faults;
+}
+
+std::vector<std::string> missing_files(const GenerateConfig& config) {
+  Faults faults;
+  look_for_model(config.model, faults);
+  look_for_file("--input", config.input, faults);
+  return faults;
+}
+
+std::vector<std::string> missing_files(const ScoreConfig& config) {
+  Faults faults;
+  look_for_model(config.model, faults);
+  look_for_file("--input", config.input, faults);
+  return faults;
+}
+
+std::vector<std::string> missing_files(const ServeConfig& config) {
+  Faults faults;
+  look_for_model(config.model, faults);
+  return faults;
+}
+
+std::string prompt_file(const std::string& prompt_data) {
+  const std::size_t slice = prompt_data.rfind("@[");
+  return slice != std::string::npos && prompt_data.back() == ']' ? prompt_data.substr(0, slice)
+                                                                 : prompt_data;
+}
+
+}  // namespace tandem

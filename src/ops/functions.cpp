@@ -1,0 +1,329 @@
+// Shape checks and autograd around the CPU kernels. Each Function keeps pointers to weight views and
+// call descriptions that its caller owns until backward is done.
+#include "ops/functions.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <vector>
+
+#include "base/check.h"
+
+namespace tandem {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+Element element_of(const at::Tensor& x) {
+  TD_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
+           "activation: dtype {} found, float32 or bfloat16 wanted", at::toString(x.scalar_type()));
+  return x.scalar_type() == at::kFloat ? Element::f32 : Element::bf16;
+}
+
+at::ScalarType scalar_type(Element e) { return e == Element::f32 ? at::kFloat : at::kBFloat16; }
+
+namespace {
+
+void check_rows(const char* op, const at::Tensor& x, std::int64_t width) {
+  TD_CHECK(x.dim() == 2 && x.size(1) == width && x.is_contiguous() && x.device().is_cpu(),
+           "{}: a contiguous CPU tensor [rows, {}] wanted, found {} dimensions, last {}", op, width,
+           x.dim(), x.dim() > 0 ? x.size(-1) : 0);
+}
+
+at::Tensor empty_rows(const at::Tensor& like, std::int64_t rows, std::int64_t width) {
+  return at::empty({rows, width}, like.options().requires_grad(false));
+}
+
+std::int64_t address(const void* p) { return reinterpret_cast<std::int64_t>(p); }
+template <class T>
+const T* pointer(const AutogradContext* ctx, const char* key) {
+  return reinterpret_cast<const T*>(ctx->saved_data.at(key).toInt());
+}
+
+void remember(AutogradContext* ctx, const WeightView& w) {
+  ctx->saved_data["weight"] = address(&w);
+  ctx->saved_data["version"] = version_of(w);
+}
+const WeightView& recall(AutogradContext* ctx) {
+  const auto& w = *pointer<WeightView>(ctx, "weight");
+  check_version(w, ctx->saved_data.at("version").toInt());
+  return w;
+}
+
+// A tensor that requires a gradient, so that the first operation of a graph is recorded.
+at::Tensor anchor() { return at::zeros({1}).requires_grad_(true); }
+
+struct Embedding : Function<Embedding> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor&, const at::Tensor& ids,
+                            const WeightView* w) {
+    remember(ctx, *w);
+    ctx->save_for_backward({ids});
+    auto y = at::empty({ids.size(0), w->cols}, at::dtype(scalar_type(w->element)));
+    kernels().gather_rows(w->element, w->data, w->cols, ids.data_ptr<std::int32_t>(), ids.size(0),
+                          y.data_ptr());
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const WeightView& w = recall(ctx);
+    if (w.grad) {
+      const auto ids = ctx->get_saved_variables()[0];
+      const auto dy = grads[0].to(at::kFloat).contiguous();
+      const float* d = dy.data_ptr<float>();
+      for (std::int64_t r = 0; r < ids.size(0); ++r) {
+        float* g = w.grad + ids.data_ptr<std::int32_t>()[r] * w.cols;
+        for (std::int64_t c = 0; c < w.cols; ++c) g[c] += d[r * w.cols + c];
+      }
+    }
+    return {at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+struct Linear : Function<Linear> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const WeightView* w,
+                            const WeightView* bias) {
+    remember(ctx, *w);
+    ctx->saved_data["bias"] = address(bias);
+    ctx->save_for_backward({x});
+    auto y = empty_rows(x, x.size(0), w->rows);
+    kernels().linear(w->element, x.data_ptr(), w->data, bias ? bias->data : nullptr, y.data_ptr(),
+                     false, x.size(0), w->rows, w->cols);
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const WeightView& w = recall(ctx);
+    const auto* bias = pointer<WeightView>(ctx, "bias");
+    const auto x = ctx->get_saved_variables()[0];
+    const auto dy = grads[0].contiguous();
+    auto dx = empty_rows(x, x.size(0), w.cols);
+    kernels().linear_dx(w.element, dy.data_ptr(), false, w.data, dx.data_ptr(), x.size(0), w.rows,
+                        w.cols);
+    if (w.grad)
+      kernels().linear_dw(w.element, dy.data_ptr(), false, x.data_ptr(), w.grad,
+                          bias ? bias->grad : nullptr, x.size(0), w.rows, w.cols);
+    return {dx, at::Tensor(), at::Tensor()};
+  }
+};
+
+struct RmsNorm : Function<RmsNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const WeightView* w,
+                            double eps, double offset) {
+    remember(ctx, *w);
+    ctx->saved_data["offset"] = offset;
+    auto y = at::empty_like(x, x.options().requires_grad(false));
+    auto rstd = at::empty({x.size(0)}, at::dtype(at::kFloat));
+    kernels().rms_norm(w->element, x.data_ptr(), w->data, static_cast<float>(eps),
+                       static_cast<float>(offset), y.data_ptr(), rstd.data_ptr<float>(), x.size(0),
+                       w->cols);
+    ctx->save_for_backward({x, rstd});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const WeightView& w = recall(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const auto dy = grads[0].contiguous();
+    auto dx = at::empty_like(saved[0], saved[0].options().requires_grad(false));
+    const float* rstd = saved[1].data_ptr<float>();
+    kernels().rms_norm_dx(w.element, dy.data_ptr(), saved[0].data_ptr(), w.data,
+                          static_cast<float>(ctx->saved_data.at("offset").toDouble()), rstd,
+                          dx.data_ptr(), dy.size(0), w.cols);
+    if (w.grad)
+      kernels().rms_norm_dw(w.element, dy.data_ptr(), saved[0].data_ptr(), rstd, w.grad, dy.size(0),
+                            w.cols);
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+struct Rotary : Function<Rotary> {
+  static void rotate(const at::Tensor& x, const AttentionShape& s, const at::Tensor& positions,
+                     const at::Tensor& cos, const at::Tensor& sin, int direction) {
+    kernels().rotary(element_of(x), x.data_ptr(), s.qkv_width(), s.num_heads + s.num_kv_heads,
+                     s.head_dim, 2 * cos.size(1), positions.data_ptr<std::int32_t>(),
+                     cos.data_ptr<float>(), sin.data_ptr<float>(), direction, x.size(0));
+  }
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const AttentionShape* shape,
+                            const at::Tensor& positions, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    ctx->saved_data["shape"] = address(shape);
+    ctx->save_for_backward({positions, cos, sin});
+    // The product before rotation has no other reader, so it is rotated where it lies.
+    ctx->mark_dirty({qkv});
+    rotate(qkv, *shape, positions, cos, sin, 1);
+    return qkv;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto dx = grads[0].clone(at::MemoryFormat::Contiguous);
+    rotate(dx, *pointer<AttentionShape>(ctx, "shape"), saved[0], saved[1], saved[2], -1);
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+struct Attention : Function<Attention> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const AttentionShape* shape,
+                            const LayerKv* kv) {
+    const Element e = element_of(qkv);
+    ctx->saved_data["shape"] = address(shape);
+    ctx->saved_data["segments"] = address(kv->segments.data());
+    ctx->saved_data["num_segments"] = static_cast<std::int64_t>(kv->segments.size());
+    ctx->save_for_backward({qkv});
+    auto y = empty_rows(qkv, qkv.size(0), shape->num_heads * shape->head_dim);
+    kernels().write_kv(e, *shape, qkv.data_ptr(), kv->writes.data(),
+                       static_cast<std::int64_t>(kv->writes.size()), kv->k_blocks, kv->v_blocks);
+    kernels().attention(e, *shape, qkv.data_ptr(), kv->segments.data(),
+                        static_cast<std::int64_t>(kv->segments.size()), kv->k_blocks, kv->v_blocks,
+                        y.data_ptr());
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto qkv = ctx->get_saved_variables()[0];
+    const auto dy = grads[0].contiguous();
+    auto dx = at::empty_like(qkv, qkv.options().requires_grad(false));
+    kernels().attention_backward(
+        element_of(qkv), *pointer<AttentionShape>(ctx, "shape"), qkv.data_ptr(), dy.data_ptr(),
+        pointer<Segment>(ctx, "segments"), ctx->saved_data.at("num_segments").toInt(), dx.data_ptr(),
+        qkv.size(0));
+    return {dx, at::Tensor(), at::Tensor()};
+  }
+};
+
+struct SiluMul : Function<SiluMul> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+    ctx->save_for_backward({x});
+    auto y = empty_rows(x, x.size(0), x.size(1) / 2);
+    kernels().silu_mul(element_of(x), x.data_ptr(), y.data_ptr(), x.size(0), x.size(1) / 2);
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto x = ctx->get_saved_variables()[0];
+    const auto dy = grads[0].contiguous();
+    auto dx = at::empty_like(x, x.options().requires_grad(false));
+    kernels().silu_mul_dx(element_of(x), dy.data_ptr(), x.data_ptr(), dx.data_ptr(), x.size(0),
+                          x.size(1) / 2);
+    return {dx};
+  }
+};
+
+// Rows of the head computed at a time: about 64 MB of logits.
+std::int64_t head_chunk(std::int64_t vocabulary) {
+  return std::max<std::int64_t>(16, (std::int64_t{16} << 20) / vocabulary);
+}
+
+struct HeadLogProbs : Function<HeadLogProbs> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& ids,
+                               const WeightView* head, double temperature, bool with_entropy) {
+    remember(ctx, *head);
+    ctx->saved_data["temperature"] = temperature;
+    const std::int64_t rows = hidden.size(0), chunk = head_chunk(head->rows);
+    const auto f32 = at::dtype(at::kFloat);
+    auto log_probs = at::empty({rows}, f32), lse = at::empty({rows}, f32);
+    auto entropy = with_entropy ? at::empty({rows}, f32) : at::Tensor();
+    at::Tensor last;
+    for (std::int64_t r = 0; r < rows; r += chunk) {
+      const std::int64_t n = std::min(chunk, rows - r);
+      last = logits(hidden.narrow(0, r, n), *head);
+      kernels().log_softmax_gather(last.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
+                                   static_cast<float>(temperature), log_probs.data_ptr<float>() + r,
+                                   lse.data_ptr<float>() + r,
+                                   with_entropy ? entropy.data_ptr<float>() + r : nullptr, n,
+                                   head->rows);
+    }
+    // A single chunk is kept for backward; more are computed again there.
+    ctx->save_for_backward({hidden, ids, lse, entropy, rows <= chunk ? last : at::Tensor()});
+    if (!with_entropy) return {log_probs};
+    return {log_probs, entropy};
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const WeightView& head = recall(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &hidden = saved[0], &ids = saved[1], &lse = saved[2], &entropy = saved[3];
+    const std::int64_t rows = hidden.size(0), chunk = head_chunk(head.rows);
+    const auto d_log_prob = grads[0].defined() ? grads[0].contiguous() : at::zeros({rows});
+    const bool has_entropy = grads.size() > 1 && grads[1].defined();
+    const auto d_entropy = has_entropy ? grads[1].contiguous() : at::Tensor();
+    auto dx = at::empty_like(hidden, hidden.options().requires_grad(false));
+    const auto width = hidden.size(1) * static_cast<std::int64_t>(hidden.element_size());
+    for (std::int64_t r = 0; r < rows; r += chunk) {
+      const std::int64_t n = std::min(chunk, rows - r);
+      const auto part = hidden.narrow(0, r, n);
+      const auto z = saved[4].defined() ? saved[4] : logits(part, head);
+      kernels().log_softmax_backward(
+          z.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
+          static_cast<float>(ctx->saved_data.at("temperature").toDouble()),
+          lse.data_ptr<float>() + r, entropy.defined() ? entropy.data_ptr<float>() + r : nullptr,
+          d_log_prob.data_ptr<float>() + r, has_entropy ? d_entropy.data_ptr<float>() + r : nullptr,
+          n, head.rows);
+      kernels().linear_dx(head.element, z.data_ptr(), true, head.data,
+                          static_cast<char*>(dx.data_ptr()) + r * width, n, head.rows, head.cols);
+      if (head.grad)
+        kernels().linear_dw(head.element, z.data_ptr(), true, part.data_ptr(), head.grad, nullptr, n,
+                            head.rows, head.cols);
+    }
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor ids_tensor(const char* what, std::span<const std::int32_t> ids, std::int64_t limit) {
+  auto t = at::empty({static_cast<std::int64_t>(ids.size())}, at::dtype(at::kInt));
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    TD_CHECK(ids[i] >= 0 && ids[i] < limit, "{}: {} at index {} is outside [0, {})", what, ids[i], i,
+             limit);
+  std::copy(ids.begin(), ids.end(), t.data_ptr<std::int32_t>());
+  return t;
+}
+
+}  // namespace
+
+at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w) {
+  return Embedding::apply(anchor(), ids_tensor("token id", ids, w.rows), &w);
+}
+
+at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias) {
+  check_rows(w.name, x, w.cols);
+  return Linear::apply(x, &w, bias);
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset) {
+  check_rows(w.name, x, w.cols);
+  return RmsNorm::apply(x, &w, static_cast<double>(eps), static_cast<double>(offset));
+}
+
+at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape,
+                  std::span<const std::int32_t> positions, const at::Tensor& cos,
+                  const at::Tensor& sin) {
+  check_rows("rotary", qkv, shape.qkv_width());
+  TD_CHECK(static_cast<std::int64_t>(positions.size()) == qkv.size(0),
+           "rotary: {} positions for {} rows", positions.size(), qkv.size(0));
+  return Rotary::apply(qkv, &shape, ids_tensor("position", positions, cos.size(0)), cos, sin);
+}
+
+at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv) {
+  check_rows("attention", qkv, shape.qkv_width());
+  return Attention::apply(qkv, &shape, &kv);
+}
+
+at::Tensor silu_mul(const at::Tensor& gate_up) {
+  check_rows("silu_mul", gate_up, gate_up.size(1) / 2 * 2);
+  return SiluMul::apply(gate_up);
+}
+
+at::Tensor logits(const at::Tensor& hidden, const WeightView& head) {
+  check_rows(head.name, hidden, head.cols);
+  auto z = at::empty({hidden.size(0), head.rows}, at::dtype(at::kFloat));
+  kernels().linear(head.element, hidden.data_ptr(), head.data, nullptr, z.data_ptr(), true,
+                   hidden.size(0), head.rows, head.cols);
+  return z;
+}
+
+LogProbs head_log_probs(const at::Tensor& hidden, std::span<const std::int32_t> ids,
+                        const WeightView& head, float temperature, bool with_entropy) {
+  check_rows(head.name, hidden, head.cols);
+  TD_CHECK(static_cast<std::int64_t>(ids.size()) == hidden.size(0), "head: {} ids for {} rows",
+           ids.size(), hidden.size(0));
+  TD_CHECK(temperature > 0.0f, "temperature: {} found, a number above 0 wanted", temperature);
+  auto out = HeadLogProbs::apply(hidden, ids_tensor("token id", ids, head.rows), &head,
+                                 static_cast<double>(temperature), with_entropy);
+  return {out[0], with_entropy ? out[1] : at::Tensor()};
+}
+
+}  // namespace tandem

@@ -1,0 +1,55 @@
+// The model's operations on tensors, differentiable: shape checks in front of the kernels, and
+// autograd around them. Activations are [rows, width], contiguous, f32 or bf16; a call without
+// gradients takes the same kernels, so trainer and engine cannot differ.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+#include "ops/kernels/kernels.h"
+#include "ops/weight.h"
+
+namespace tandem {
+
+Element element_of(const at::Tensor& x);  // Error for any dtype but float32 and bfloat16
+at::ScalarType scalar_type(Element e);
+
+// The keys and values of one layer, and which rows of the call belong to which sequence. Pointers
+// must stay valid until the backward pass of the call is done.
+struct LayerKv {
+  void* k_blocks = nullptr;
+  void* v_blocks = nullptr;
+  std::span<const KvWrite> writes;
+  std::span<const Segment> segments;
+};
+
+// [ids.size(), cols] rows of an embedding matrix. ids must be in [0, rows).
+at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w);
+// x·Wᵀ + bias: [rows, k] -> [rows, n]. bias may be null.
+at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias);
+// Root mean square norm over the last dimension (Zhang & Sennrich 2019).
+at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset = 0.0f);
+// Rotary embedding (Su et al. 2021, the half-split form of Hugging Face) of the query and key heads
+// of qkv rows. cos, sin: f32 [max_position, rotary_dim/2].
+at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape,
+                  std::span<const std::int32_t> positions, const at::Tensor& cos,
+                  const at::Tensor& sin);
+// Writes K and V into their blocks, then attends: [rows, qkv_width] -> [rows, heads·head_dim].
+at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv);
+// silu(gate)·up of [rows, 2·width] -> [rows, width].
+at::Tensor silu_mul(const at::Tensor& gate_up);
+
+// Logits in f32: [rows, k] -> [rows, n]. No gradient.
+at::Tensor logits(const at::Tensor& hidden, const WeightView& head);
+
+struct LogProbs {
+  at::Tensor log_probs;  // f32 [rows]: log-probability of ids at the given temperature
+  at::Tensor entropy;    // f32 [rows], or undefined when not asked for
+};
+// Head, log-softmax and gather in chunks of rows, so that [rows, vocabulary] never exists whole.
+LogProbs head_log_probs(const at::Tensor& hidden, std::span<const std::int32_t> ids,
+                        const WeightView& head, float temperature, bool with_entropy);
+
+}  // namespace tandem

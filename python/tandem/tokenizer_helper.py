@@ -126,7 +126,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="Hugging Face folder with tokenizer.json")
     parser.add_argument("--chat-template", type=Path, help="Jinja file used instead of the folder's templates")
     options = parser.parse_args()
-    pipe.serve(TokenizerService(options.folder, options.chat_template).answer)
+    try:
+        answer = TokenizerService(options.folder, options.chat_template).answer
+    except Exception as error:  # a fault of the folder is the answer to every call, not a crash
+        fault = pipe.error_text(error)
+        answer = lambda request: {"error": fault}
+    pipe.serve(answer)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,16 @@ auto value_of(const Names& names, const std::string& name, const std::string& wh
 
 template <class T>
 constexpr Dtype dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return Dtype::f32;
-  else if constexpr (std::is_same_v<T, double>) return Dtype::f64;
-  else if constexpr (std::is_same_v<T, std::int32_t>) return Dtype::i32;
-  else if constexpr (std::is_same_v<T, std::int64_t>) return Dtype::i64;
-  else if constexpr (std::is_same_v<T, std::uint64_t>) return Dtype::u64;
+  if constexpr (std::is_same_v<T, float>)
+    return Dtype::f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return Dtype::f64;
+  else if constexpr (std::is_same_v<T, std::int32_t>)
+    return Dtype::i32;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return Dtype::i64;
+  else if constexpr (std::is_same_v<T, std::uint64_t>)
+    return Dtype::u64;
   else {
     static_assert(std::is_same_v<T, std::uint8_t>);
     return Dtype::u8;
@@ -157,10 +162,10 @@ void check_columns(const Columns& columns, std::size_t num_texts, std::string_vi
   }
   std::uint64_t total = 0, response = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    TD_CHECK(columns.response_lengths[i] >= 0 &&
-                 columns.response_lengths[i] <= columns.total_lengths[i],
-             "{}: sample {}: response length {} in {} tokens", source, columns.ids[i],
-             columns.response_lengths[i], columns.total_lengths[i]);
+    TD_CHECK(
+        columns.response_lengths[i] >= 0 && columns.response_lengths[i] <= columns.total_lengths[i],
+        "{}: sample {}: response length {} in {} tokens", source, columns.ids[i],
+        columns.response_lengths[i], columns.total_lengths[i]);
     total += static_cast<std::uint64_t>(columns.total_lengths[i]);
     response += static_cast<std::uint64_t>(columns.response_lengths[i]);
   }

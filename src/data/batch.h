@@ -1,6 +1,6 @@
 // The training batch: samples with their advantages, as one safetensors body. The same bytes travel
-// from driver to ranks and lie in a run's rollouts/ folder, so a saved rollout can be trained on and
-// a batch in flight can be inspected.
+// from driver to ranks and lie in a run's rollouts/ folder, so a saved rollout can be trained on
+// and a batch in flight can be inspected.
 //
 // Layout, n samples in the batch's order, ragged fields concatenated in that order:
 //   ids, prompt_ids            u64 [n]      total_lengths, response_lengths   i64 [n]

@@ -9,8 +9,8 @@
 namespace tandem {
 namespace {
 
-// Reads a document for its faults alone: keeps nothing, and takes the library's complaint as a value
-// where its parse() would throw.
+// Reads a document for its faults alone: keeps nothing, and takes the library's complaint as a
+// value where its parse() would throw.
 struct FaultReader : nlohmann::json_sax<Json> {
   std::string fault;
 
@@ -110,24 +110,36 @@ std::string json_fault(std::string_view text) {
 
 JsonKind json_kind(std::string_view value) {
   switch (trim(value).front()) {
-    case 'n': return JsonKind::null;
+    case 'n':
+      return JsonKind::null;
     case 't':
-    case 'f': return JsonKind::boolean;
-    case '"': return JsonKind::string;
-    case '[': return JsonKind::array;
-    case '{': return JsonKind::object;
-    default: return JsonKind::number;
+    case 'f':
+      return JsonKind::boolean;
+    case '"':
+      return JsonKind::string;
+    case '[':
+      return JsonKind::array;
+    case '{':
+      return JsonKind::object;
+    default:
+      return JsonKind::number;
   }
 }
 
 std::string_view json_kind_name(JsonKind kind) {
   switch (kind) {
-    case JsonKind::null: return "null";
-    case JsonKind::boolean: return "true or false";
-    case JsonKind::number: return "a number";
-    case JsonKind::string: return "a string";
-    case JsonKind::array: return "an array";
-    case JsonKind::object: return "an object";
+    case JsonKind::null:
+      return "null";
+    case JsonKind::boolean:
+      return "true or false";
+    case JsonKind::number:
+      return "a number";
+    case JsonKind::string:
+      return "a string";
+    case JsonKind::array:
+      return "an array";
+    case JsonKind::object:
+      return "an object";
   }
   return "";
 }

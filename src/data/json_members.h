@@ -1,6 +1,7 @@
-// A JSON object taken apart without converting its values: keys decoded, values as the very bytes of
-// the line. Prompt files need this: labels such as 10254939386542155531 must keep their digits, and
-// messages and tools their order of keys (a template prints it), which no parsed form preserves.
+// A JSON object taken apart without converting its values: keys decoded, values as the very bytes
+// of the line. Prompt files need this: labels such as 10254939386542155531 must keep their digits,
+// and messages and tools their order of keys (a template prints it), which no parsed form
+// preserves.
 //
 // Invariant: every slice is valid JSON by itself, because the whole line was checked by the JSON
 // library first; the cutting itself only matches quotes and brackets.

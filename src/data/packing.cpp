@@ -71,8 +71,7 @@ Leaf pack_leaf(std::span<const PackItem> items, std::span<const std::int64_t> pl
   const PackItem* previous = nullptr;  // the last sample of the open micro-batch
   for (const std::int64_t place : places) {
     const PackItem& item = items[static_cast<std::size_t>(place)];
-    const bool shares =
-        options.share_prompt && previous && previous->prompt_id == item.prompt_id;
+    const bool shares = options.share_prompt && previous && previous->prompt_id == item.prompt_id;
     std::int64_t cost = item.response_tokens + (shares ? 0 : item.prompt_tokens);
     if (!previous || leaf.micro_batches.back().num_tokens + cost > options.max_tokens_per_gpu) {
       leaf.micro_batches.emplace_back();

@@ -1,8 +1,8 @@
 // How a global batch is cut for training: first into leaves, then each leaf into micro-batches.
 //
-// The gradient of the batch is the sum over leaves in a fixed binary tree, a leaf's the sum over its
-// micro-batches in order. Leaves are contiguous ranges of sample-id order and their number does not
-// depend on the ranks; 1, 2, 4 … ranks own whole subtrees. Invariant: the plan is a function of
+// The gradient of the batch is the sum over leaves in a fixed binary tree, a leaf's the sum over
+// its micro-batches in order. Leaves are contiguous ranges of sample-id order and their number does
+// not depend on the ranks; 1, 2, 4 … ranks own whole subtrees. Invariant: the plan is a function of
 // (ids, lengths, number of leaves, cap, sharing) alone: never of ranks, order of arrival or thread
 // count. That is what makes gradients equal bit for bit on any number of ranks.
 #pragma once
@@ -23,9 +23,10 @@ struct PackItem {
 };
 
 struct PackOptions {
-  std::int64_t num_leaves = 8;           // --gradient-leaves, a power of two
-  std::int64_t max_tokens_per_gpu = 8192;  // cap of a micro-batch; a longer sample is alone in its own
-  bool share_prompt = true;              // a prompt counts once in each micro-batch
+  std::int64_t num_leaves = 8;  // --gradient-leaves, a power of two
+  std::int64_t max_tokens_per_gpu =
+      8192;                  // cap of a micro-batch; a longer sample is alone in its own
+  bool share_prompt = true;  // a prompt counts once in each micro-batch
 };
 
 struct MicroBatch {
@@ -38,9 +39,10 @@ struct Leaf {
   std::int64_t num_samples = 0;
 };
 
-// Cuts items (in any order; ids must differ) into exactly num_leaves leaves. Halves are split at the
-// border between two prompts that is nearest to the middle while each half has at least as many
-// prompts as leaves, otherwise at the middle sample; so leaf sizes are as even as whole groups allow.
+// Cuts items (in any order; ids must differ) into exactly num_leaves leaves. Halves are split at
+// the border between two prompts that is nearest to the middle while each half has at least as many
+// prompts as leaves, otherwise at the middle sample; so leaf sizes are as even as whole groups
+// allow.
 std::vector<Leaf> plan_leaves(std::span<const PackItem> items, const PackOptions& options);
 
 // The leaves [first, last) of a data rank. num_ranks must be a power of two up to num_leaves.

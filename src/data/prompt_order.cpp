@@ -66,19 +66,22 @@ std::vector<PromptOrder::Drawn> PromptOrder::next(std::int64_t count) {
 }
 
 Json PromptOrder::save() const {
-  return {{"num_drawn", counter_}, {"num_prompts", num_prompts_}, {"seed", seed_},
+  return {{"num_drawn", counter_},
+          {"num_prompts", num_prompts_},
+          {"seed", seed_},
           {"shuffle", shuffle_}};
 }
 
 void PromptOrder::restore(const Json& state, std::string_view where) {
   const auto num_prompts = require<std::uint64_t>(state, "num_prompts", where);
-  TD_CHECK(num_prompts == num_prompts_,
-           "--prompt-data: {} prompts, but the saved run ({}) went through {}; resume with the same "
-           "file and filters, or begin a new run from its weights",
-           num_prompts_, where, num_prompts);
+  TD_CHECK(
+      num_prompts == num_prompts_,
+      "--prompt-data: {} prompts, but the saved run ({}) went through {}; resume with the same "
+      "file and filters, or begin a new run from its weights",
+      num_prompts_, where, num_prompts);
   const auto seed = require<std::uint64_t>(state, "seed", where);
-  TD_CHECK(seed == seed_, "--rollout-seed: {}, but the saved run ({}) used {}; give that one", seed_,
-           where, seed);
+  TD_CHECK(seed == seed_, "--rollout-seed: {}, but the saved run ({}) used {}; give that one",
+           seed_, where, seed);
   const auto shuffle = require<bool>(state, "shuffle", where);
   TD_CHECK(shuffle == shuffle_,
            "--rollout-shuffle: {}, but the saved run ({}) had {}; give the same", shuffle_, where,

@@ -52,9 +52,10 @@ RowSlice parse_path(const std::string& path) {
 
 void check_kind_of_file(const std::string& file) {
   TD_CHECK(!file.ends_with(".parquet"),
-           "{}: Parquet prompt files are not read yet; write the rows as JSON lines (.jsonl)", file);
-  TD_CHECK(file.ends_with(".jsonl"), "{}: unknown kind of prompt file; wanted a name ending in .jsonl",
+           "{}: Parquet prompt files are not read yet; write the rows as JSON lines (.jsonl)",
            file);
+  TD_CHECK(file.ends_with(".jsonl"),
+           "{}: unknown kind of prompt file; wanted a name ending in .jsonl", file);
 }
 
 struct Line {
@@ -118,13 +119,19 @@ std::string read_input(std::string_view value, const PromptFileOptions& options,
 
 std::string read_label(std::string_view value, PromptRow& row) {
   switch (json_kind(value)) {
-    case JsonKind::null: return {};
-    case JsonKind::string: row.label = json_string_text(value); return {};
-    default: row.label = value; return {};  // digits, or JSON, as they stand
+    case JsonKind::null:
+      return {};
+    case JsonKind::string:
+      row.label = json_string_text(value);
+      return {};
+    default:
+      row.label = value;
+      return {};  // digits, or JSON, as they stand
   }
 }
 
-std::string read_metadata(std::string_view value, const PromptFileOptions& options, PromptRow& row) {
+std::string read_metadata(std::string_view value, const PromptFileOptions& options,
+                          PromptRow& row) {
   const JsonKind kind = json_kind(value);
   if (kind == JsonKind::null) return {};
   if (kind != JsonKind::object) {
@@ -145,7 +152,8 @@ std::string read_tools(std::string_view value, const PromptFileOptions& options,
   const JsonKind kind = json_kind(tools);
   if (kind == JsonKind::null) return {};
   if (kind != JsonKind::array) {
-    return fmt::format("'{}' is {}, wanted a list of tools", options.tool_key, json_kind_name(kind));
+    return fmt::format("'{}' is {}, wanted a list of tools", options.tool_key,
+                       json_kind_name(kind));
   }
   row.tools_json = std::move(tools);
   return {};
@@ -237,10 +245,9 @@ PromptRows parse_prompt_rows(std::string_view text, const PromptFileOptions& opt
 }
 
 std::string PromptSet::summary() const {
-  return fmt::format("{} prompts ({} rows read, {} bad, {}{})", prompts.size(), num_read, bad.size(),
-                     num_overlong,
-                     max_prompt_tokens > 0 ? fmt::format(" over {} tokens", max_prompt_tokens)
-                                           : " too long");
+  return fmt::format(
+      "{} prompts ({} rows read, {} bad, {}{})", prompts.size(), num_read, bad.size(), num_overlong,
+      max_prompt_tokens > 0 ? fmt::format(" over {} tokens", max_prompt_tokens) : " too long");
 }
 
 PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& tokenizer) {

@@ -35,7 +35,7 @@ struct BadRow {
 
 // A line taken apart, before template and tokenizer.
 struct PromptRow {
-  std::uint64_t row = 0;      // 0-based among the non-blank lines of the file
+  std::uint64_t row = 0;  // 0-based among the non-blank lines of the file
   std::int64_t line = 0;
   std::string text;           // a string prompt
   std::string messages_json;  // a conversation; empty: text is used
@@ -46,8 +46,8 @@ struct PromptRow {
 
 struct PromptRows {
   std::vector<PromptRow> rows;
-  std::vector<BadRow> bad;     // only if bad rows are skipped
-  std::int64_t num_read = 0;   // non-blank lines inside the slice
+  std::vector<BadRow> bad;    // only if bad rows are skipped
+  std::int64_t num_read = 0;  // non-blank lines inside the slice
 };
 
 // Takes the text of a file apart; `path` begins every error. Pure: needs no tokenizer.
@@ -59,7 +59,7 @@ struct PromptSet {
   std::int64_t num_read = 0;
   std::int64_t num_overlong = 0;  // rows over max_prompt_tokens after template and tools
 
-  std::string summary() const;  // "256 prompts (300 rows read, 4 bad, 40 over 512 tokens)"
+  std::string summary() const;         // "256 prompts (300 rows read, 4 bad, 40 over 512 tokens)"
   std::int64_t max_prompt_tokens = 0;  // the limit that was applied
 };
 

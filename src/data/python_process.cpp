@@ -84,7 +84,7 @@ std::optional<std::string> PythonProcess::exchange(std::string_view request, Dea
   failure_ = pipe_->describe(failed_state_);
   if (failed_state_ == PipeState::closed) {
     const auto exit = process_->wait(Deadline::after(kStopGraceSeconds));
-    failure_ += exit ? "; it " + exit->describe() : "; it still runs and is ended";
+    failure_ += exit ? "; the process ended: " + exit->describe() : "; it still runs and is ended";
   }
   stop(0);
   return std::nullopt;

@@ -1,11 +1,11 @@
 // A Python module of python/tandem/ running as a child process that answers requests over a framed
 // pipe (JSON both ways). Shared by the tokenizer and by every later helper.
 //
-// What a caller can rely on: a call ends by its deadline; a process that dies costs one new start and
-// one retry of the call, a second death is an Error with its last lines of standard error; a process
-// that does not answer in time is ended and the call is an Error (the same request would hang again).
-// After any failure the next call starts a fresh process. Calls are therefore idempotent requests,
-// never commands with lasting effects. One thread uses an object at a time.
+// What a caller can rely on: a call ends by its deadline; a process that dies costs one new start
+// and one retry of the call, a second death is an Error with its last lines of standard error; a
+// process that does not answer in time is ended and the call is an Error (the same request would
+// hang again). After any failure the next call starts a fresh process. Calls are therefore
+// idempotent requests, never commands with lasting effects. One thread uses an object at a time.
 #pragma once
 
 #include <optional>
@@ -32,12 +32,12 @@ struct PythonPlace {
 PythonPlace project_python();
 
 struct PythonProcessOptions {
-  std::string name;                    // "tokenizer", for messages
-  std::string module;                  // "tandem.tokenizer_helper"
+  std::string name;    // "tokenizer", for messages
+  std::string module;  // "tandem.tokenizer_helper"
   std::vector<std::string> arguments;
   PythonPlace place = project_python();
-  std::string log_path;                // standard error is appended here; empty: kept in memory
-  double call_timeout_seconds = 120;   // one call, a start of the process included
+  std::string log_path;               // standard error is appended here; empty: kept in memory
+  double call_timeout_seconds = 120;  // one call, a start of the process included
 };
 
 class PythonProcess {

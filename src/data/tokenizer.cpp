@@ -21,7 +21,8 @@ PythonProcessOptions process_options(const TokenizerOptions& options) {
   result.module = "tandem.tokenizer_helper";
   result.arguments = {"--folder", options.folder};
   if (!options.chat_template_path.empty()) {
-    result.arguments.insert(result.arguments.end(), {"--chat-template", options.chat_template_path});
+    result.arguments.insert(result.arguments.end(),
+                            {"--chat-template", options.chat_template_path});
   }
   result.place = options.place;
   result.log_path = options.log_path;
@@ -54,7 +55,8 @@ std::vector<TokenizedRow> ask(PythonProcess& process, std::size_t count, std::st
     request.append(tail);
     const Json reply = process.call(request);
     const auto found = require<std::vector<Json>>(reply, "rows", "tokenizer: reply");
-    TD_CHECK(found.size() == rows, "tokenizer: {} rows in the reply to {} rows", found.size(), rows);
+    TD_CHECK(found.size() == rows, "tokenizer: {} rows in the reply to {} rows", found.size(),
+             rows);
     std::transform(found.begin(), found.end(), std::back_inserter(results), read_row);
   }
   return results;

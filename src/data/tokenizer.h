@@ -1,6 +1,6 @@
 // Tokenizer and chat template of a Hugging Face folder, exactly as the ecosystem's own libraries do
-// it: a Python process (python/tandem/tokenizer_helper.py) asked in batches. It belongs to loading and
-// to rewards, not to the engine's inner loop.
+// it: a Python process (python/tandem/tokenizer_helper.py) asked in batches. It belongs to loading
+// and to rewards, not to the engine's inner loop.
 //
 // A row that fails (a template that raises, a text that is not valid) carries its own error; the
 // other rows of the batch stand. A failure of the whole call is an Error, see python_process.h.
@@ -54,7 +54,8 @@ class TokenizerProcess {
   std::vector<TokenizedRow> apply_chat_template(std::span<const Conversation> conversations,
                                                 const TemplateOptions& options = {});
 
-  // {"vocab_size", "special_tokens", "templates"}; a first call that shows faults of the folder early.
+  // {"vocab_size", "special_tokens", "templates"}; a first call that shows faults of the folder
+  // early.
   Json info();
 
   PythonProcess& process() { return process_; }

@@ -32,10 +32,11 @@ GroupAdvantages grpo_advantages(std::span<const std::uint64_t> prompt_ids,
                                 std::span<const double> rewards, const AdvantageOptions& options) {
   assert(prompt_ids.size() == rewards.size());
   for (std::size_t i = 0; i < rewards.size(); ++i) {
-    TD_CHECK(std::isfinite(rewards[i]),
-             "reward: {} for a sample of prompt {}; a reward must be a finite number: mend the reward "
-             "function",
-             rewards[i], prompt_ids[i]);
+    TD_CHECK(
+        std::isfinite(rewards[i]),
+        "reward: {} for a sample of prompt {}; a reward must be a finite number: mend the reward "
+        "function",
+        rewards[i], prompt_ids[i]);
   }
   GroupAdvantages result;
   result.advantages.resize(rewards.size(), 0.0f);

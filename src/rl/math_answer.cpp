@@ -1,6 +1,6 @@
-// math_equal, see rewards.h: answers as exact rational numbers where both are numbers, as normalised
-// LaTeX elsewhere. Numbers of more than kMaxDigits digits are compared as text, so that no response
-// can make the comparison slow.
+// math_equal, see rewards.h: answers as exact rational numbers where both are numbers, as
+// normalised LaTeX elsewhere. Numbers of more than kMaxDigits digits are compared as text, so that
+// no response can make the comparison slow.
 #include <algorithm>
 #include <array>
 #include <boost/multiprecision/cpp_int.hpp>
@@ -54,7 +54,8 @@ std::size_t group_end(std::string_view text, std::size_t open) {
 void unwrap(std::string& text, std::string_view command, bool keep_content) {
   for (std::size_t at = 0; (at = text.find(command, at)) != text.npos;) {
     const std::size_t open = at + command.size();
-    const std::size_t end = open < text.size() && text[open] == '{' ? group_end(text, open) : text.npos;
+    const std::size_t end =
+        open < text.size() && text[open] == '{' ? group_end(text, open) : text.npos;
     if (end == text.npos) {
       at = open;
       continue;
@@ -87,24 +88,33 @@ void brace_arguments(std::string& text, std::string_view command, int arguments)
 std::string normalise(std::string_view raw) {
   std::string text(trim(raw));
   static constexpr std::array<std::pair<std::string_view, std::string_view>, 24> kReplacements = {{
-      {"\\dfrac", "\\frac"}, {"\\tfrac", "\\frac"}, {"\\cfrac", "\\frac"},
-      {"\\left", ""}, {"\\right", ""}, {"\\displaystyle", ""},
-      {"\\!", ""}, {"\\,", ""}, {"\\;", ""}, {"\\:", ""}, {"\\ ", ""}, {"~", ""},
-      {"\\$", ""}, {"$", ""}, {"\\(", ""}, {"\\)", ""}, {"\\%", "%"},
-      {"^{\\circ}", ""}, {"^\\circ", ""}, {"{,}", ","},
-      {"\xE2\x88\x92", "-"}, {"\xC2\xB0", ""}, {"\\cdot", "*"}, {"\\times", "*"},
+      {"\\dfrac", "\\frac"}, {"\\tfrac", "\\frac"},
+      {"\\cfrac", "\\frac"}, {"\\left", ""},
+      {"\\right", ""},       {"\\displaystyle", ""},
+      {"\\!", ""},           {"\\,", ""},
+      {"\\;", ""},           {"\\:", ""},
+      {"\\ ", ""},           {"~", ""},
+      {"\\$", ""},           {"$", ""},
+      {"\\(", ""},           {"\\)", ""},
+      {"\\%", "%"},          {"^{\\circ}", ""},
+      {"^\\circ", ""},       {"{,}", ","},
+      {"\xE2\x88\x92", "-"}, {"\xC2\xB0", ""},
+      {"\\cdot", "*"},       {"\\times", "*"},
   }};
   for (const auto& [from, to] : kReplacements) replace_all(text, from, to);
   for (const std::string_view command : {"\\text", "\\textbf", "\\mathrm", "\\mathbf", "\\mbox"}) {
     std::string without = text;  // text beside a value is a unit, text alone is the answer
     unwrap(without, command, false);
-    if (trim(without).empty()) unwrap(text, command, true);
-    else text = without;
+    if (trim(without).empty())
+      unwrap(text, command, true);
+    else
+      text = without;
   }
   std::erase_if(text, [](char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; });
   while (text.ends_with('.')) text.pop_back();
   const std::size_t equals = text.find('=');  // "x=5" answers 5
-  if (equals != text.npos && equals >= 1 && equals <= 2 && text.find('=', equals + 1) == text.npos) {
+  if (equals != text.npos && equals >= 1 && equals <= 2 &&
+      text.find('=', equals + 1) == text.npos) {
     text.erase(0, equals + 1);
   }
   brace_arguments(text, "\\frac", 2);

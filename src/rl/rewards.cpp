@@ -77,8 +77,9 @@ RewardRule parse_reward_rule(std::string_view name) {
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", rule_name);
   }
-  throw Error(fmt::format("--rm-type: unknown rule '{}'; known are {}, each also with the prefix {}",
-                          name, known, kBoxedPrefix));
+  throw Error(
+      fmt::format("--rm-type: unknown rule '{}'; known are {}, each also with the prefix {}", name,
+                  known, kBoxedPrefix));
 }
 
 std::optional<std::string> last_number(std::string_view text) {
@@ -150,9 +151,10 @@ double rule_reward(const RewardRule& rule, std::string_view response, std::strin
 std::optional<std::string> label_fault(const RewardRule& rule, std::string_view label) {
   if (trim(label).empty()) return "the label is empty; set --label-key to the key of the answers";
   if (rule.kind == RewardKind::last_number && !last_number(label)) {
-    return fmt::format("the label '{}' holds no number, which --rm-type last-number compares; use "
-                       "exact or math, or another --label-key",
-                       one_line(label, 60));
+    return fmt::format(
+        "the label '{}' holds no number, which --rm-type last-number compares; use "
+        "exact or math, or another --label-key",
+        one_line(label, 60));
   }
   return std::nullopt;
 }

@@ -6,8 +6,8 @@
 //                if either is not a number, as normalised LaTeX
 //   boxed_RULE   RULE applied to the content of the last \boxed{…}; 0 where there is none
 //
-// Numbers are compared exactly (any number of digits, no floating point). The functions are pure and
-// depend on nothing but the two texts.
+// Numbers are compared exactly (any number of digits, no floating point). The functions are pure
+// and depend on nothing but the two texts.
 #pragma once
 
 #include <optional>
@@ -29,13 +29,13 @@ RewardRule parse_reward_rule(std::string_view name);
 // 1.0 or 0.0.
 double rule_reward(const RewardRule& rule, std::string_view response, std::string_view label);
 
-// Why no response could ever earn a reward with this label, or nothing: to be asked for every prompt
-// before a run starts, since a useless label would train on zeros without a word.
+// Why no response could ever earn a reward with this label, or nothing: to be asked for every
+// prompt before a run starts, since a useless label would train on zeros without a word.
 std::optional<std::string> label_fault(const RewardRule& rule, std::string_view label);
 
 // The last number in a text in canonical digits ("-1234.5"), or nothing. A number is: an optional
-// minus (- or U+2212) that does not follow a letter, digit, ')' or ']'; digits, plain or in groups of
-// three after commas ("1,234"; "100,200" without a space is one number, "1,2" two); an optional
+// minus (- or U+2212) that does not follow a letter, digit, ')' or ']'; digits, plain or in groups
+// of three after commas ("1,234"; "100,200" without a space is one number, "1,2" two); an optional
 // fraction after a point that digits follow ("12.50" is 12.5, "12." is 12). "12.5" is therefore not
 // the integer 5. Exponents are not read.
 std::optional<std::string> last_number(std::string_view text);
@@ -44,8 +44,8 @@ std::optional<std::string> last_number(std::string_view text);
 std::optional<std::string_view> last_boxed(std::string_view text);
 
 // Whether two answers are equal as the rule `math` sees it: integers, decimals, fractions (a/b,
-// \frac{a}{b}, mixed numbers "1\frac{1}{2}"), percent ("50%" equals 0.5 and also a bare 50), lists and
-// tuples element by element, everything else as normalised text without regard to case.
+// \frac{a}{b}, mixed numbers "1\frac{1}{2}"), percent ("50%" equals 0.5 and also a bare 50), lists
+// and tuples element by element, everything else as normalised text without regard to case.
 bool math_equal(std::string_view a, std::string_view b);
 
 }  // namespace tandem

@@ -14,7 +14,8 @@ namespace {
 using Floats = std::vector<float>;
 using Ids = std::vector<std::uint64_t>;
 
-GroupAdvantages of_one_group(const std::vector<double>& rewards, const AdvantageOptions& options = {}) {
+GroupAdvantages of_one_group(const std::vector<double>& rewards,
+                             const AdvantageOptions& options = {}) {
   return grpo_advantages(Ids(rewards.size(), 5), rewards, options);
 }
 
@@ -59,9 +60,10 @@ TEST(GrpoAdvantages, SingleSample) {
 TEST(GrpoAdvantages, GroupsAreFoundByPromptWhateverTheOrder) {
   const auto result = grpo_advantages(Ids{9, 4, 9, 4, 9, 9}, std::vector<double>{1, 2, 0, 4, 0, 0});
   EXPECT_EQ(result.num_groups, 2);
-  const Floats wanted = {static_cast<float>(0.75 / 0.500001), static_cast<float>(-1 / (std::sqrt(2.0) + 1e-6)),
-                         static_cast<float>(-0.25 / 0.500001), static_cast<float>(1 / (std::sqrt(2.0) + 1e-6)),
-                         static_cast<float>(-0.25 / 0.500001), static_cast<float>(-0.25 / 0.500001)};
+  const Floats wanted = {
+      static_cast<float>(0.75 / 0.500001),  static_cast<float>(-1 / (std::sqrt(2.0) + 1e-6)),
+      static_cast<float>(-0.25 / 0.500001), static_cast<float>(1 / (std::sqrt(2.0) + 1e-6)),
+      static_cast<float>(-0.25 / 0.500001), static_cast<float>(-0.25 / 0.500001)};
   for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_FLOAT_EQ(result.advantages[i], wanted[i]);
 }
 
@@ -72,7 +74,8 @@ TEST(GrpoAdvantages, WithoutNormalisationTheRewardItself) {
 }
 
 TEST(GrpoAdvantages, RewardsMustBeFinite) {
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     EXPECT_THROW(of_one_group({1.0, bad}), Error);
   }
   EXPECT_TRUE(grpo_advantages({}, {}).advantages.empty());

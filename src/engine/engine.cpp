@@ -1,0 +1,143 @@
+// The engine's step and the commands it serves between steps.
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+namespace tandem {
+
+Engine::Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox)
+    : scheduler_(std::move(limits)), runner_(std::move(runner)), mailbox_(mailbox) {
+  mailbox_.publish(stats());
+}
+
+void Engine::add(GenerateRequest request, GenerateCallback on_finish) {
+  const std::uint64_t key = scheduler_.add(std::move(request));
+  callbacks_.emplace(key, std::move(on_finish));
+}
+
+bool Engine::step() {
+  serve_mail();
+  if (!paused_) {
+    const StepPlan& plan = scheduler_.plan();
+    if (!plan.empty()) {
+      sampled_.resize(plan.draws.size());
+      runner_(plan, sampled_);
+      scheduler_.apply(sampled_, weight_version_);
+      ++steps_;
+    }
+  }
+  // Published first: who reads the state in a callback sees the end of the request in it.
+  mailbox_.publish(stats());
+  deliver();
+  return !paused_ && scheduler_.has_work();
+}
+
+void Engine::deliver() {
+  while (auto finished = scheduler_.take_finished(weight_version_)) {
+    const auto found = callbacks_.find(finished->key);
+    const GenerateCallback callback = std::move(found->second);
+    callbacks_.erase(found);
+    if (callback) callback(std::move(finished->result));
+  }
+}
+
+void Engine::pause(PauseMode mode) {
+  paused_ = true;
+  if (mode == PauseMode::abort) scheduler_.abort_all();
+  if (mode == PauseMode::retract) scheduler_.retract_all();
+  mailbox_.publish(stats());
+}
+
+void Engine::resume() {
+  paused_ = false;
+  mailbox_.publish(stats());
+}
+
+ControlAnswer Engine::flush_cache() {
+  const SchedulerStats now = scheduler_.stats();
+  if (!paused_ && scheduler_.has_work()) {
+    return {false, fmt::format("cache not flushed: {} samples run and {} wait; pause with mode "
+                               "retract or abort first, or wait for their end",
+                               now.running, now.waiting)};
+  }
+  if (!scheduler_.flush()) {
+    return {false, fmt::format("cache not flushed: {} frozen samples hold KV; pause with mode "
+                               "retract or abort gives it back",
+                               now.running)};
+  }
+  return {true, "Cache flushed."};
+}
+
+std::int64_t Engine::abort(const std::string& rid_prefix) {
+  return scheduler_.abort_prefix(rid_prefix);
+}
+
+void Engine::set_weight_version(std::int64_t version) {
+  weight_version_ = version;
+  mailbox_.publish(stats());
+}
+
+EngineStats Engine::stats() const {
+  const SchedulerStats s = scheduler_.stats();
+  return {.running = s.running,
+          .waiting = s.waiting,
+          .free_blocks = s.free_blocks,
+          .total_blocks = s.total_blocks,
+          .tokens_sampled = s.tokens_sampled,
+          .rows_computed = s.rows_computed,
+          .preemptions = s.preemptions,
+          .steps = steps_,
+          .weight_version = weight_version_,
+          .paused = paused_};
+}
+
+void Engine::serve_mail() {
+  mailbox_.take(mail_);
+  for (Command& command : mail_) {
+    std::visit([&](auto& c) { serve(c); }, command);
+  }
+  mail_.clear();
+}
+
+void Engine::serve(GenerateCommand& command) {
+  add(std::move(command.request), std::move(command.on_finish));
+}
+
+void Engine::serve(AbortCommand& command) {
+  const std::int64_t ended = abort(command.rid_prefix);
+  deliver();
+  if (command.reply) command.reply({true, fmt::format("{} requests aborted", ended)});
+}
+
+void Engine::serve(PauseCommand& command) {
+  pause(command.mode);
+  deliver();
+  if (command.reply) command.reply({true, "Generation paused successfully."});
+}
+
+void Engine::serve(ContinueCommand& command) {
+  resume();
+  if (command.reply) command.reply({true, "Generation continued successfully."});
+}
+
+void Engine::serve(FlushCommand& command) {
+  const ControlAnswer answer = flush_cache();
+  if (command.reply) command.reply(answer);
+}
+
+void Engine::serve(ProbeCommand& command) {
+  if (paused_) {
+    if (command.reply) command.reply({true, "paused"});
+    return;
+  }
+  GenerateRequest request;
+  request.rid = "HEALTH_CHECK";
+  request.prompt = {0};
+  request.params.max_new_tokens = 1;
+  request.params.temperature = 0;
+  add(std::move(request), [reply = std::move(command.reply)](const GenerateResult& result) {
+    if (reply) reply({true, fmt::format("{} token", result.samples.front().output_ids.size())});
+  });
+}
+
+}  // namespace tandem

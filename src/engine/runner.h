@@ -1,0 +1,38 @@
+// Runs a step's plan on the model of this rank: block copies, forward over the paged KV pool,
+// logits of the rows that need them, one sampled token and log-probability per draw.
+//
+// Nothing is decided here, so leader and follower ranks that run the same plan do the same. The
+// order matters: copies before the forward, since the forward writes into their sources.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/engine.h"
+#include "model/kv_pool.h"
+#include "model/model.h"
+
+namespace tandem {
+
+class Runner {
+ public:
+  // Both must outlive the runner. The scheduler's limits must have num_blocks = pool.num_blocks()
+  // and block_tokens = kBlockTokens.
+  Runner(Model& model, KvPool& pool) : model_(model) { context_.pool = &pool; }
+
+  // Fills sampled[plan.draws.size()]. Records no gradients.
+  void run(const StepPlan& plan, std::span<SampledToken> sampled);
+
+ private:
+  void fill_context(const StepPlan& plan);
+  void sample(const StepPlan& plan, const at::Tensor& logits, std::span<SampledToken> sampled);
+
+  Model& model_;
+  AttentionContext context_;
+  std::vector<SampleRow> rows_;      // the rest is scratch of sample(), kept between steps
+  std::vector<TokenId> tokens_;
+  std::vector<float> log_probs_;
+};
+
+}  // namespace tandem

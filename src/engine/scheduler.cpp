@@ -1,0 +1,259 @@
+// The scheduler's step. Requests come and go in scheduler_requests.cpp.
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "base/check.h"
+
+namespace tandem {
+
+void StepPlan::clear() {
+  copies.clear();
+  tokens.clear();
+  positions.clear();
+  slots.clear();
+  segments.clear();
+  block_ids.clear();
+  logit_rows.clear();
+  draws.clear();
+}
+
+Scheduler::Scheduler(EngineLimits limits)
+    : limits_(std::move(limits)), cache_(limits_.num_blocks, limits_.block_tokens) {
+  TD_CHECK(limits_.max_running >= 1, "max_running: {} found, wanted at least 1",
+           limits_.max_running);
+  TD_CHECK(limits_.max_prefill_tokens >= 1, "max_prefill_tokens: {} found, wanted at least 1",
+           limits_.max_prefill_tokens);
+  TD_CHECK(limits_.context_length >= 1, "context_length: {} found, wanted at least 1",
+           limits_.context_length);
+  const std::int64_t max_rows = limits_.max_running + limits_.max_prefill_tokens;
+  plan_.tokens.reserve(max_rows);
+  plan_.positions.reserve(max_rows);
+  plan_.slots.reserve(max_rows);
+}
+
+std::int64_t Scheduler::prompt_length(const Sequence& s) const {
+  return static_cast<std::int64_t>(groups_[s.group].request.prompt.size());
+}
+
+std::int64_t Scheduler::known(const Sequence& s) const {
+  return prompt_length(s) + static_cast<std::int64_t>(s.result.output_ids.size());
+}
+
+TokenId Scheduler::token_at(const Sequence& s, std::int64_t position) const {
+  const std::int64_t prompt = prompt_length(s);
+  return position < prompt ? groups_[s.group].request.prompt[position]
+                           : s.result.output_ids[position - prompt];
+}
+
+// True while the sequence computes the prompt for its whole group.
+bool Scheduler::leads(const Sequence& s) const {
+  return s.index == 0 && !groups_[s.group].prompt_computed;
+}
+
+std::int64_t Scheduler::samples_behind(const Sequence& s) const {
+  return leads(s) ? groups_[s.group].request.n : 1;
+}
+
+const StepPlan& Scheduler::plan() {
+  assert(!in_step_);
+  plan_.clear();
+  planned_.clear();
+  drawing_.clear();
+  admit();
+  std::int64_t decodes_left = limits_.max_running;
+  std::int64_t prefill_left = limits_.max_prefill_tokens;
+  // By index: make_room may take sequences off the end.
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    const std::int32_t id = active_[i];
+    Sequence& s = sequences_[id];
+    if (!take_prompt(s)) continue;
+    const std::int64_t missing = known(s) - s.computed;
+    std::int64_t& budget = missing == 1 ? decodes_left : prefill_left;
+    const std::int64_t rows = std::min(missing, budget);
+    if (rows == 0 || !make_room(id, rows)) continue;
+    budget -= rows;
+    plan_rows(id, rows);
+    if (rows == missing) plan_draws(id);
+  }
+  in_step_ = !plan_.empty();
+  return plan_;
+}
+
+void Scheduler::admit() {
+  while (!waiting_.empty() && may_admit(sequences_[waiting_.back()])) {
+    const std::int32_t id = waiting_.back();
+    waiting_.pop_back();
+    activate(id);
+  }
+}
+
+// Admission wants room for all known tokens of the active samples and of this one, and beyond that
+// one more block for each sample: all of them can take block_tokens steps before any is preempted.
+bool Scheduler::may_admit(const Sequence& s) const {
+  if (active_.empty()) return true;
+  std::int64_t samples = 0;
+  std::int64_t wanted = blocks_wanted(s) + samples_behind(s);
+  for (const std::int32_t id : active_) {
+    const Sequence& other = sequences_[id];
+    samples += samples_behind(other);
+    wanted += blocks_wanted(other);
+  }
+  return samples < limits_.max_running && wanted + samples <= cache_.num_free();
+}
+
+// Blocks that the sample still has to get for the tokens it knows.
+std::int64_t Scheduler::blocks_wanted(const Sequence& s) const {
+  const std::int64_t shared = older_sibling(s) == nullptr ? 0 : full_prompt_blocks(s);
+  return cache_.blocks_for(known(s)) -
+         std::max(shared, static_cast<std::int64_t>(s.blocks.size()));
+}
+
+std::int64_t Scheduler::full_prompt_blocks(const Sequence& s) const {
+  return prompt_length(s) / limits_.block_tokens;
+}
+
+// For a sample that has to compute its prompt again: an older active sample of the same request,
+// whose full prompt blocks it can share. Null for all others.
+const Scheduler::Sequence* Scheduler::older_sibling(const Sequence& s) const {
+  const Group& group = groups_[s.group];
+  if (!s.blocks.empty() || !group.prompt_computed) return nullptr;
+  for (std::int64_t i = 0; i < s.index; ++i) {
+    const Sequence& sibling = sequences_[group.sequences[i]];
+    if (sibling.state == State::active) return &sibling;
+  }
+  return nullptr;
+}
+
+// Takes the prompt from an older sibling; false while that one is still computing it.
+bool Scheduler::take_prompt(Sequence& s) {
+  const Sequence* sibling = older_sibling(s);
+  if (sibling == nullptr) return true;
+  const std::int64_t positions = full_prompt_blocks(s) * limits_.block_tokens;
+  if (sibling->computed < positions) return false;
+  cache_.share(sibling->blocks, positions, s.blocks);
+  s.computed = positions;
+  return true;
+}
+
+// Preempts younger samples until `rows` more rows of `id` have blocks; false if it is the youngest
+// and must wait for older ones to end.
+bool Scheduler::make_room(std::int32_t id, std::int64_t rows) {
+  const Sequence& s = sequences_[id];
+  while (cache_.blocks_to_write(s.blocks, s.computed, s.computed + rows) > cache_.num_free()) {
+    if (active_.back() == id) return false;
+    preempt_youngest();
+  }
+  return true;
+}
+
+void Scheduler::plan_rows(std::int32_t id, std::int64_t rows) {
+  Sequence& s = sequences_[id];
+  const std::int64_t end = s.computed + rows;
+  cache_.prepare_write(s.blocks, s.computed, end, plan_.copies);
+  plan_.segments.push_back({.row_begin = static_cast<std::int64_t>(plan_.tokens.size()),
+                            .num_rows = rows,
+                            .position_begin = s.computed,
+                            .blocks_begin = static_cast<std::int64_t>(plan_.block_ids.size()),
+                            .num_blocks = static_cast<std::int64_t>(s.blocks.size())});
+  plan_.block_ids.insert(plan_.block_ids.end(), s.blocks.begin(), s.blocks.end());
+  for (std::int64_t position = s.computed; position < end; ++position) {
+    plan_.tokens.push_back(token_at(s, position));
+    plan_.positions.push_back(static_cast<std::int32_t>(position));
+    plan_.slots.push_back(cache_.slot(s.blocks, position));
+  }
+  planned_.push_back(id);
+}
+
+void Scheduler::plan_draws(std::int32_t id) {
+  const Sequence& s = sequences_[id];
+  const Group& group = groups_[s.group];
+  const auto logits_index = static_cast<std::int64_t>(plan_.logit_rows.size());
+  plan_.logit_rows.push_back(static_cast<std::int64_t>(plan_.tokens.size()) - 1);
+  const auto draw = [&](std::int32_t drawer_id) {
+    const Sequence& drawer = sequences_[drawer_id];
+    const SamplingParams& params = group.request.params;
+    plan_.draws.push_back(
+        {.logits_index = logits_index,
+         .temperature = params.temperature,
+         .seed = params.seed,
+         .sample_id = group.request.first_sample_id + static_cast<std::uint64_t>(drawer.index),
+         .position = drawer.result.output_ids.size(),
+         .evaluation = params.evaluation});
+    drawing_.push_back(drawer_id);
+  };
+  if (leads(s)) {
+    for (const std::int32_t member : group.sequences) draw(member);
+  } else {
+    draw(id);
+  }
+}
+
+void Scheduler::preempt_youngest() {
+  const std::int32_t id = active_.back();
+  active_.pop_back();
+  Sequence& s = sequences_[id];
+  cache_.release(s.blocks);
+  s.computed = 0;
+  s.state = State::waiting;
+  ++s.result.num_preemptions;
+  ++preemptions_;
+  waiting_.push_back(id);  // older than all that wait, since it was active
+}
+
+void Scheduler::apply(std::span<const SampledToken> sampled, std::int64_t version) {
+  assert(in_step_ && sampled.size() == plan_.draws.size());
+  in_step_ = false;
+  for (std::size_t i = 0; i < planned_.size(); ++i) {
+    sequences_[planned_[i]].computed += plan_.segments[i].num_rows;
+  }
+  rows_computed_ += static_cast<std::int64_t>(plan_.tokens.size());
+  tokens_sampled_ += static_cast<std::int64_t>(sampled.size());
+  for (std::size_t i = 0; i < drawing_.size(); ++i) {
+    Sequence& s = sequences_[drawing_[i]];
+    if (leads(s)) fork_prompt(s);
+    append_token(drawing_[i], sampled[i], version);
+  }
+}
+
+void Scheduler::fork_prompt(Sequence& leader) {
+  Group& group = groups_[leader.group];
+  group.prompt_computed = true;
+  for (const std::int32_t id : group.sequences) {
+    Sequence& s = sequences_[id];
+    if (s.state != State::following) continue;
+    cache_.share(leader.blocks, leader.computed, s.blocks);
+    s.computed = leader.computed;
+    activate(id);
+  }
+}
+
+void Scheduler::activate(std::int32_t id) {
+  sequences_[id].state = State::active;
+  const auto younger = std::upper_bound(
+      active_.begin(), active_.end(), sequences_[id].order,
+      [&](std::uint64_t order, std::int32_t other) { return order < sequences_[other].order; });
+  active_.insert(younger, id);
+}
+
+void Scheduler::append_token(std::int32_t id, SampledToken sampled, std::int64_t version) {
+  Sequence& s = sequences_[id];
+  s.result.output_ids.push_back(sampled.token);
+  s.result.log_probs.push_back(sampled.log_prob);
+  s.result.versions.push_back(version);
+  const SamplingParams& params = groups_[s.group].request.params;
+  const auto is_in = [&](const std::vector<TokenId>& ids) {
+    return std::find(ids.begin(), ids.end(), sampled.token) != ids.end();
+  };
+  // A stop token in the last place is a stop: the answer is whole. As in SGLang, ignore_eos also
+  // turns stop_token_ids off.
+  if (!params.ignore_eos && (is_in(limits_.eos_token_ids) || is_in(params.stop_token_ids))) {
+    finish(id, FinishReason::stop, sampled.token);
+  } else if (static_cast<std::int64_t>(s.result.output_ids.size()) == params.max_new_tokens ||
+             known(s) == limits_.context_length) {
+    finish(id, FinishReason::length, -1);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,188 @@
+// The rollout scheduler: a pure step. plan() turns the state into one batch for the model, apply()
+// takes the sampled tokens back; no clock, no thread, no tensor, no I/O.
+//
+// A sequence (one sample) knows `known` = prompt + sampled tokens and has KV for the first
+// `computed` of them. Every step it may run some of the rows [computed, known): one row is a
+// decode, more are a prefill chunk; when the last known row has run, its logits give the next
+// token. Recomputing a preempted sample is therefore nothing special. Of a request's n samples only
+// the first (the leader) runs the prompt; at its last row all n draw their first token from the
+// same logits and share its blocks (kv_cache.h). After a preemption or retract, too, the oldest
+// active sample of a request computes the prompt's full blocks and the younger ones take them.
+//
+// Order: every sample has an arrival number; all active samples are older than all waiting ones.
+// Admission takes the oldest waiting, preemption the youngest active, rows are planned oldest
+// first, and the oldest can always run (check_request saw to it that it fits alone), so work
+// always ends. What a sample draws depends on its own tokens, seed and id only, never on the batch.
+// After the vectors have reached their sizes (in add), plan and apply allocate nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/kv_cache.h"
+#include "engine/request.h"
+
+namespace tandem {
+
+// Consecutive rows of one sequence; its block table covers [0, position_begin + num_rows).
+struct PlanSegment {
+  std::int64_t row_begin = 0;
+  std::int64_t num_rows = 0;
+  std::int64_t position_begin = 0;
+  std::int64_t blocks_begin = 0;  // into StepPlan::block_ids
+  std::int64_t num_blocks = 0;
+};
+
+// One token to sample.
+struct PlanDraw {
+  std::int64_t logits_index = 0;  // into StepPlan::logit_rows; n samples may share one
+  double temperature = 1.0;       // 0: greedy
+  std::uint64_t seed = 0;
+  std::uint64_t sample_id = 0;
+  std::uint64_t position = 0;  // in the generated tokens
+  bool evaluation = false;
+};
+
+// A batch, complete in itself: a follower rank needs nothing else to run it.
+struct StepPlan {
+  std::vector<BlockCopy> copies;         // first, in this order
+  std::vector<TokenId> tokens;           // [rows]
+  std::vector<std::int32_t> positions;   // [rows]
+  std::vector<std::int64_t> slots;       // [rows] where each row's keys and values go
+  std::vector<PlanSegment> segments;     // cover the rows in order
+  std::vector<std::int32_t> block_ids;   // the segments' block tables, one after the other
+  std::vector<std::int64_t> logit_rows;  // ascending, distinct
+  std::vector<PlanDraw> draws;           // ascending logits_index
+
+  bool empty() const { return tokens.empty(); }
+  void clear();
+};
+
+struct SampledToken {
+  TokenId token = 0;
+  float log_prob = 0;
+};
+
+struct SchedulerStats {
+  std::int64_t running = 0;  // samples with KV, or about to share a prompt that is being computed
+  std::int64_t waiting = 0;  // samples without
+  std::int64_t free_blocks = 0;
+  std::int64_t total_blocks = 0;
+  std::int64_t tokens_sampled = 0;
+  std::int64_t rows_computed = 0;
+  std::int64_t preemptions = 0;
+};
+
+class Scheduler {
+ public:
+  // Throws Error if the limits cannot serve anything.
+  explicit Scheduler(EngineLimits limits);
+
+  const EngineLimits& limits() const { return limits_; }
+
+  // Queues a request; throws what check_request throws. Returns a key that its result carries.
+  std::uint64_t add(GenerateRequest request);
+
+  // The next batch (empty: nothing to do). Stays valid until the next plan().
+  const StepPlan& plan();
+
+  // One result per draw of the last plan, in its order, sampled by weight version `version`.
+  void apply(std::span<const SampledToken> sampled, std::int64_t version);
+
+  // Ends all unfinished samples of matching requests with finish = abort; what they have sampled
+  // stays. Returns the number of requests ended. Not between plan and apply.
+  std::int64_t abort_prefix(std::string_view rid_prefix);
+  std::int64_t abort_all() { return abort_prefix({}); }
+
+  // Gives all KV back; active samples wait again with their tokens kept. Not between plan and apply.
+  void retract_all();
+
+  // True if no sample holds KV; the block order is then as new.
+  bool flush();
+
+  bool has_work() const { return !active_.empty() || !waiting_.empty(); }
+
+  // A finished request, oldest end first; moves the results out.
+  struct Finished {
+    std::uint64_t key = 0;
+    GenerateResult result;
+  };
+  std::optional<Finished> take_finished(std::int64_t version);
+
+  SchedulerStats stats() const;
+
+  // Empty text when counts, tables, order and lengths agree, else what does not. For tests.
+  std::string find_fault() const;
+
+ private:
+  enum class State : std::uint8_t { unused, waiting, following, active, finished };
+
+  struct Sequence {
+    State state = State::unused;
+    std::int32_t group = 0;
+    std::int64_t index = 0;   // sample number within the group
+    std::uint64_t order = 0;  // arrival number
+    std::int64_t computed = 0;
+    BlockTable blocks;
+    SampleResult result;
+  };
+
+  struct Group {
+    GenerateRequest request;
+    std::uint64_t key = 0;
+    std::int64_t unfinished = 0;
+    bool prompt_computed = false;          // once: later all samples are on their own
+    std::vector<std::int32_t> sequences;   // [n]
+  };
+
+  std::int64_t prompt_length(const Sequence& s) const;
+  std::int64_t known(const Sequence& s) const;
+  TokenId token_at(const Sequence& s, std::int64_t position) const;
+  bool leads(const Sequence& s) const;
+  std::int64_t samples_behind(const Sequence& s) const;
+
+  void admit();
+  bool may_admit(const Sequence& s) const;
+  std::int64_t blocks_wanted(const Sequence& s) const;
+  std::int64_t full_prompt_blocks(const Sequence& s) const;
+  const Sequence* older_sibling(const Sequence& s) const;
+  bool take_prompt(Sequence& s);
+  bool make_room(std::int32_t id, std::int64_t rows);
+  void plan_rows(std::int32_t id, std::int64_t rows);
+  void plan_draws(std::int32_t id);
+  void preempt_youngest();
+  void fork_prompt(Sequence& leader);
+  void activate(std::int32_t id);
+  void append_token(std::int32_t id, SampledToken sampled, std::int64_t version);
+  void finish(std::int32_t id, FinishReason reason, TokenId matched);
+  std::int32_t new_group();
+  std::int32_t new_sequence(const GenerateRequest& request);
+  void reserve_steps();
+
+  EngineLimits limits_;
+  KvCache cache_;
+  std::vector<Sequence> sequences_;
+  std::vector<std::int32_t> unused_sequences_;
+  std::vector<Group> groups_;
+  std::vector<std::int32_t> unused_groups_;
+  std::vector<std::int32_t> active_;   // oldest first
+  std::vector<std::int32_t> waiting_;  // youngest first: the back is next
+  std::vector<std::int32_t> finished_groups_;
+
+  StepPlan plan_;
+  std::vector<std::int32_t> planned_;  // sequence of each segment
+  std::vector<std::int32_t> drawing_;  // sequence of each draw
+  bool in_step_ = false;               // between plan and apply
+
+  std::uint64_t next_order_ = 0;
+  std::uint64_t next_key_ = 0;
+  std::int64_t tokens_sampled_ = 0;
+  std::int64_t rows_computed_ = 0;
+  std::int64_t preemptions_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,459 @@
+// The scheduler as a pure step: admission, sharing of prompts, chunked prefill, preemption, ends,
+// abort; and, over random load with a hash model on real slots, that no answer depends on the batch.
+#include "engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "base/check.h"
+#include "unit/engine_hash_model.h"
+
+namespace tandem {
+namespace {
+
+using test::HashModel;
+using test::reference_answer;
+
+EngineLimits small_limits() {
+  return {.num_blocks = 64,
+          .block_tokens = 4,
+          .max_running = 8,
+          .max_prefill_tokens = 16,
+          .context_length = 64,
+          .vocab_size = 100,
+          .eos_token_ids = {}};
+}
+
+GenerateRequest make_request(std::int64_t prompt_length, std::int64_t n,
+                             std::int64_t max_new_tokens, const std::string& rid = "r") {
+  GenerateRequest request;
+  request.rid = rid;
+  request.prompt.resize(prompt_length);
+  std::iota(request.prompt.begin(), request.prompt.end(), 1);
+  request.n = n;
+  request.params.max_new_tokens = max_new_tokens;
+  return request;
+}
+
+// Answers every draw of the plan with one token.
+void answer_all(Scheduler& scheduler, const StepPlan& plan, TokenId token,
+                std::int64_t version = 0) {
+  std::vector<SampledToken> sampled(plan.draws.size(), {token, -1.0f});
+  scheduler.apply(sampled, version);
+  ASSERT_EQ(scheduler.find_fault(), "");
+}
+
+void run_to_end(Scheduler& scheduler, HashModel& model) {
+  std::vector<SampledToken> sampled;
+  for (int step = 0; scheduler.has_work(); ++step) {
+    ASSERT_LT(step, 100000) << "the scheduler makes no progress";
+    const StepPlan& plan = scheduler.plan();
+    ASSERT_FALSE(plan.empty());
+    sampled.resize(plan.draws.size());
+    model.run(plan, sampled);
+    scheduler.apply(sampled, 0);
+    ASSERT_EQ(scheduler.find_fault(), "") << "after step " << step;
+  }
+}
+
+TEST(Scheduler, OnePrefillServesAllSamplesOfAPrompt) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(10, 3, 4));
+  const StepPlan& first = scheduler.plan();
+  EXPECT_EQ(first.tokens.size(), 10u);
+  ASSERT_EQ(first.segments.size(), 1u);
+  EXPECT_EQ(first.logit_rows, std::vector<std::int64_t>{9});
+  ASSERT_EQ(first.draws.size(), 3u);
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(first.draws[i].sample_id, i);
+    EXPECT_EQ(first.draws[i].position, 0u);
+    EXPECT_EQ(first.draws[i].logits_index, 0);
+  }
+  answer_all(scheduler, first, 50);
+  // 10 positions: two full blocks and a border block, held three times.
+  EXPECT_EQ(scheduler.stats().free_blocks, 61);
+
+  const StepPlan& second = scheduler.plan();
+  EXPECT_EQ(second.tokens, (std::vector<TokenId>{50, 50, 50}));
+  EXPECT_EQ(second.positions, (std::vector<std::int32_t>{10, 10, 10}));
+  ASSERT_EQ(second.copies.size(), 2u) << "the last holder writes the border block in place";
+  EXPECT_EQ(second.copies[0].from, second.copies[1].from);
+  EXPECT_EQ(std::set<std::int64_t>(second.slots.begin(), second.slots.end()).size(), 3u);
+  for (int block = 0; block < 2; ++block) {
+    EXPECT_EQ(second.block_ids[block], second.block_ids[3 + block]) << "full blocks stay shared";
+  }
+  answer_all(scheduler, second, 51);
+  EXPECT_EQ(scheduler.stats().free_blocks, 59);
+}
+
+TEST(Scheduler, PromptOfWholeBlocksNeedsNoCopy) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(8, 4, 4));
+  answer_all(scheduler, scheduler.plan(), 50);
+  const StepPlan& second = scheduler.plan();
+  EXPECT_TRUE(second.copies.empty());
+  EXPECT_EQ(second.draws.size(), 4u);
+  answer_all(scheduler, second, 50);
+}
+
+TEST(Scheduler, PrefillIsCutIntoChunksBesideDecodes) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(3, 1, 20, "a"));
+  answer_all(scheduler, scheduler.plan(), 50);
+  scheduler.add(make_request(40, 2, 4, "b"));
+  const std::vector<std::int64_t> chunk_rows = {16, 16, 8};
+  for (std::size_t i = 0; i < chunk_rows.size(); ++i) {
+    const StepPlan& plan = scheduler.plan();
+    ASSERT_EQ(plan.segments.size(), 2u);
+    EXPECT_EQ(plan.segments[0].num_rows, 1) << "the older sample decodes in every step";
+    EXPECT_EQ(plan.segments[1].num_rows, chunk_rows[i]);
+    EXPECT_EQ(plan.segments[1].position_begin, 16 * static_cast<std::int64_t>(i));
+    EXPECT_EQ(plan.draws.size(), i == 2 ? 3u : 1u) << "logits after the last chunk only";
+    answer_all(scheduler, plan, 50);
+  }
+}
+
+TEST(Scheduler, AdmitsInOrderOfArrivalUpToMaxRunning) {
+  EngineLimits limits = small_limits();
+  limits.max_running = 3;
+  limits.max_prefill_tokens = 100;
+  Scheduler scheduler(limits);
+  for (int i = 0; i < 5; ++i) scheduler.add(make_request(4 + i, 1, 2, std::to_string(i)));
+  const StepPlan& first = scheduler.plan();
+  EXPECT_EQ(first.segments.size(), 3u);
+  EXPECT_EQ(first.tokens.size(), 4u + 5u + 6u);
+  answer_all(scheduler, first, 50);
+  answer_all(scheduler, scheduler.plan(), 50);
+  EXPECT_EQ(scheduler.plan().tokens.size(), 7u + 8u);
+}
+
+TEST(Scheduler, MoreSamplesThanMaxRunningTakeTurns) {
+  EngineLimits limits = small_limits();
+  limits.max_running = 2;
+  Scheduler scheduler(limits);
+  const GenerateRequest request = make_request(6, 5, 3);
+  scheduler.add(request);
+  answer_all(scheduler, scheduler.plan(), 50);
+  while (scheduler.has_work()) {
+    const StepPlan& plan = scheduler.plan();
+    EXPECT_LE(plan.tokens.size(), 2u);
+    answer_all(scheduler, plan, 50);
+  }
+  const auto finished = scheduler.take_finished(0);
+  ASSERT_TRUE(finished);
+  for (const SampleResult& sample : finished->result.samples) {
+    EXPECT_EQ(sample.output_ids.size(), 3u);
+  }
+}
+
+TEST(Scheduler, AdmissionWaitsForFreeBlocks) {
+  EngineLimits limits = small_limits();
+  limits.num_blocks = 11;
+  limits.max_prefill_tokens = 64;
+  Scheduler scheduler(limits);
+  scheduler.add(make_request(16, 1, 17, "a"));  // can come to hold 8 blocks
+  scheduler.add(make_request(16, 1, 17, "b"));
+  scheduler.add(make_request(1, 1, 1, "c"));
+  const StepPlan& plan = scheduler.plan();
+  EXPECT_EQ(plan.segments.size(), 2u) << "4 + 4 blocks and one more each fit";
+  EXPECT_EQ(scheduler.stats().waiting, 1) << "c would take the reserve";
+}
+
+TEST(Scheduler, PreemptionKeepsTokensAndResultsAreThoseOfAnEmptyEngine) {
+  EngineLimits limits = small_limits();
+  limits.num_blocks = 13;
+  Scheduler scheduler(limits);
+  HashModel model(limits.num_blocks, limits.block_tokens, 100);
+  std::map<std::uint64_t, GenerateRequest> requests;
+  for (int i = 0; i < 3; ++i) {
+    GenerateRequest request = make_request(6 + i, 2, 30, std::to_string(i));
+    request.first_sample_id = 10u * i;
+    requests[scheduler.add(request)] = request;
+  }
+  run_to_end(scheduler, model);
+  EXPECT_GT(scheduler.stats().preemptions, 0) << "the case must be tight enough to preempt";
+  std::int64_t preempted = 0;
+  while (auto finished = scheduler.take_finished(0)) {
+    const GenerateRequest& request = requests.at(finished->key);
+    for (std::int64_t i = 0; i < request.n; ++i) {
+      const SampleResult& sample = finished->result.samples[i];
+      const SampleResult wanted = reference_answer(request, i, limits);
+      EXPECT_EQ(sample.output_ids, wanted.output_ids);
+      EXPECT_EQ(sample.log_probs, wanted.log_probs);
+      EXPECT_EQ(sample.output_ids.size(), 30u);
+      preempted += sample.num_preemptions;
+    }
+  }
+  EXPECT_EQ(preempted, scheduler.stats().preemptions);
+  EXPECT_EQ(scheduler.stats().free_blocks, 13);
+}
+
+TEST(Scheduler, PreemptsTheYoungestAndComputesItAgainWithItsTokens) {
+  EngineLimits limits = small_limits();
+  limits.num_blocks = 6;
+  limits.max_prefill_tokens = 32;
+  Scheduler scheduler(limits);
+  scheduler.add(make_request(8, 2, 13));  // two full blocks, then up to 3 more blocks each
+  answer_all(scheduler, scheduler.plan(), 50);
+  for (int i = 0; i < 8; ++i) answer_all(scheduler, scheduler.plan(), 60 + i);
+  EXPECT_EQ(scheduler.stats().free_blocks, 0);
+  const StepPlan& tight = scheduler.plan();
+  EXPECT_EQ(tight.segments.size(), 1u);
+  EXPECT_EQ(tight.draws[0].sample_id, 0u) << "the older sample goes on";
+  answer_all(scheduler, tight, 70);
+  EXPECT_EQ(scheduler.stats().waiting, 1);
+  while (scheduler.stats().running == 1 && scheduler.stats().waiting == 1) {
+    answer_all(scheduler, scheduler.plan(), 71);
+  }
+  const StepPlan& again = scheduler.plan();
+  ASSERT_EQ(again.segments.size(), 1u);
+  EXPECT_EQ(again.segments[0].position_begin, 0) << "nobody is left to share with";
+  EXPECT_EQ(again.tokens.size(), 8u + 9u);
+  EXPECT_EQ(again.tokens[8], 50);
+  EXPECT_EQ(again.tokens[16], 67) << "tokens sampled before are kept";
+  EXPECT_EQ(again.draws[0].position, 9u);
+}
+
+TEST(Scheduler, RetractKeepsTokensAndGivesAllKvBack) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(8, 3, 6));
+  answer_all(scheduler, scheduler.plan(), 50);
+  scheduler.retract_all();
+  EXPECT_EQ(scheduler.find_fault(), "");
+  EXPECT_TRUE(scheduler.flush());
+  EXPECT_EQ(scheduler.stats().waiting, 3);
+  while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 52);
+  const auto finished = scheduler.take_finished(0);
+  for (const SampleResult& sample : finished->result.samples) {
+    EXPECT_EQ(sample.output_ids.front(), 50);
+    EXPECT_EQ(sample.output_ids.size(), 6u);
+    EXPECT_EQ(sample.num_preemptions, 1);
+  }
+}
+
+TEST(Scheduler, RetractedSamplesOfOnePromptComputeItOnceAgain) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(10, 3, 6));
+  answer_all(scheduler, scheduler.plan(), 50);
+  answer_all(scheduler, scheduler.plan(), 51);
+  scheduler.retract_all();
+  const StepPlan& first = scheduler.plan();
+  ASSERT_EQ(first.segments.size(), 1u) << "the younger ones wait for the prompt";
+  EXPECT_EQ(first.tokens.size(), 12u);
+  answer_all(scheduler, first, 52);
+  const StepPlan& second = scheduler.plan();
+  ASSERT_EQ(second.segments.size(), 3u);
+  EXPECT_EQ(second.segments[0].num_rows, 1);
+  for (int i = 1; i < 3; ++i) {
+    EXPECT_EQ(second.segments[i].position_begin, 8) << "two full blocks are shared";
+    EXPECT_EQ(second.segments[i].num_rows, 4);
+  }
+  EXPECT_TRUE(second.copies.empty());
+  answer_all(scheduler, second, 53);
+  EXPECT_EQ(scheduler.stats().free_blocks, 64 - 2 - 2 - 1 - 1);
+}
+
+// C30: an end-of-sequence id that stands anywhere in the list ends the answer and stays in it.
+TEST(Scheduler, EveryIdOfTheEosListStops) {
+  struct Case {
+    const char* name;
+    TokenId token;
+    bool ignore_eos;
+    std::vector<TokenId> stop_token_ids;
+    FinishReason finish;
+    std::size_t length;
+  };
+  const std::vector<Case> cases = {
+      {"first of the list", 90, false, {}, FinishReason::stop, 1},
+      {"middle of the list", 91, false, {}, FinishReason::stop, 1},
+      {"last of the list", 92, false, {}, FinishReason::stop, 1},
+      {"another id", 93, false, {}, FinishReason::length, 3},
+      {"the request's own", 93, false, {93}, FinishReason::stop, 1},
+      {"ignored", 91, true, {}, FinishReason::length, 3},
+      {"own ignored too, as in SGLang", 93, true, {93}, FinishReason::length, 3},
+  };
+  for (const Case& c : cases) {
+    EngineLimits limits = small_limits();
+    limits.eos_token_ids = {90, 91, 92};
+    Scheduler scheduler(limits);
+    GenerateRequest request = make_request(4, 1, 3);
+    request.params.ignore_eos = c.ignore_eos;
+    request.params.stop_token_ids = c.stop_token_ids;
+    scheduler.add(request);
+    while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), c.token, 7);
+    const auto finished = scheduler.take_finished(7);
+    ASSERT_TRUE(finished) << c.name;
+    const SampleResult& sample = finished->result.samples[0];
+    EXPECT_EQ(sample.finish, c.finish) << c.name;
+    EXPECT_EQ(sample.output_ids, std::vector<TokenId>(c.length, c.token)) << c.name;
+    EXPECT_EQ(sample.log_probs.size(), c.length) << c.name;
+    EXPECT_EQ(sample.versions, std::vector<std::int64_t>(c.length, 7)) << c.name;
+    EXPECT_EQ(sample.matched_stop, c.finish == FinishReason::stop ? c.token : -1) << c.name;
+  }
+}
+
+TEST(Scheduler, AStopTokenInTheLastPlaceIsAStop) {
+  EngineLimits limits = small_limits();
+  limits.eos_token_ids = {90};
+  Scheduler scheduler(limits);
+  scheduler.add(make_request(4, 1, 1));
+  answer_all(scheduler, scheduler.plan(), 90);
+  EXPECT_EQ(scheduler.take_finished(0)->result.samples[0].finish, FinishReason::stop);
+}
+
+// C33: no room for an answer gives an empty one, and others of the batch do not notice.
+TEST(Scheduler, NoRoomForAnAnswerFinishesByLength) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(4, 2, 0, "zero"));
+  scheduler.add(make_request(64, 1, 5, "full"));
+  scheduler.add(make_request(63, 1, 5, "one left"));
+  std::map<std::string, GenerateResult> results;
+  const auto collect = [&] {
+    while (auto finished = scheduler.take_finished(0)) {
+      results[finished->result.rid] = std::move(finished->result);
+    }
+  };
+  collect();
+  ASSERT_EQ(results.size(), 2u);
+  for (const auto& [rid, result] : results) {
+    for (const SampleResult& sample : result.samples) {
+      EXPECT_TRUE(sample.output_ids.empty()) << rid;
+      EXPECT_TRUE(sample.log_probs.empty()) << rid;
+      EXPECT_EQ(sample.finish, FinishReason::length) << rid;
+    }
+  }
+  EXPECT_EQ(results["zero"].samples.size(), 2u);
+  while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 50);
+  collect();
+  EXPECT_EQ(results["one left"].samples[0].output_ids, std::vector<TokenId>{50});
+  EXPECT_EQ(results["one left"].samples[0].finish, FinishReason::length);
+}
+
+TEST(Scheduler, RefusesWhatItCannotServe) {
+  EngineLimits limits = small_limits();
+  limits.num_blocks = 10;
+  const auto refusal = [&](const GenerateRequest& request) -> std::string {
+    try {
+      Scheduler(limits).add(request);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  GenerateRequest outside = make_request(4, 1, 1);
+  outside.prompt[2] = 100;
+  GenerateRequest cold = make_request(4, 1, 1);
+  cold.params.temperature = -0.5;
+  EXPECT_TRUE(refusal(make_request(0, 1, 1)).starts_with("input_ids:"));
+  EXPECT_TRUE(refusal(make_request(65, 1, 1)).starts_with("input_ids:"));
+  EXPECT_TRUE(refusal(outside).starts_with("input_ids: id 100 at position 2"));
+  EXPECT_TRUE(refusal(make_request(4, 1, -1)).starts_with("sampling_params.max_new_tokens: -1"));
+  EXPECT_TRUE(refusal(cold).starts_with("sampling_params.temperature:"));
+  EXPECT_TRUE(refusal(make_request(4, 0, 1)).starts_with("sampling_params.n:"));
+  EXPECT_TRUE(refusal(make_request(20, 1, 22)).starts_with("sampling_params.max_new_tokens:"));
+  EXPECT_EQ(refusal(make_request(20, 1, 21)), "") << "40 positions are the whole pool";
+}
+
+TEST(Scheduler, AbortEndsMatchingRequestsWithWhatTheyHave) {
+  EngineLimits limits = small_limits();
+  limits.max_running = 3;
+  Scheduler scheduler(limits);
+  scheduler.add(make_request(6, 2, 9, "run-1"));
+  scheduler.add(make_request(6, 1, 2, "other"));
+  scheduler.add(make_request(6, 3, 9, "run-2"));
+  answer_all(scheduler, scheduler.plan(), 50);
+  ASSERT_EQ(scheduler.stats().waiting, 3);
+  EXPECT_EQ(scheduler.abort_prefix("run-"), 2);
+  EXPECT_EQ(scheduler.find_fault(), "");
+  EXPECT_EQ(scheduler.abort_prefix("run-"), 0);
+  std::map<std::string, GenerateResult> results;
+  while (auto finished = scheduler.take_finished(0)) {
+    results[finished->result.rid] = std::move(finished->result);
+  }
+  ASSERT_EQ(results.size(), 2u);
+  for (const SampleResult& sample : results["run-1"].samples) {
+    EXPECT_EQ(sample.finish, FinishReason::abort);
+    EXPECT_EQ(sample.output_ids, std::vector<TokenId>{50});
+    EXPECT_EQ(sample.log_probs.size(), 1u);
+  }
+  EXPECT_EQ(results["run-2"].samples.size(), 3u);
+  EXPECT_TRUE(results["run-2"].samples[2].output_ids.empty());
+  while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 50);
+  EXPECT_EQ(scheduler.take_finished(0)->result.samples[0].output_ids.size(), 2u);
+  EXPECT_EQ(scheduler.stats().free_blocks, 64);
+}
+
+GenerateRequest random_request(std::mt19937_64& random, int number) {
+  const auto below = [&](std::uint64_t bound) { return static_cast<std::int64_t>(random() % bound); };
+  GenerateRequest request = make_request(1 + below(24), 1 + below(5), below(26), "");
+  request.rid = std::to_string(number);
+  for (TokenId& token : request.prompt) token = static_cast<TokenId>(below(100));
+  request.first_sample_id = 100u * static_cast<std::uint64_t>(number);
+  request.params.seed = random() % 3;
+  request.params.temperature = below(4) == 0 ? 0.0 : 1.0;
+  request.params.evaluation = below(5) == 0;
+  if (below(3) == 0) request.params.stop_token_ids = {static_cast<TokenId>(below(100))};
+  return request;
+}
+
+// The same requests through engines of different sizes, arriving at different times, with retracts
+// and chunks at random: every answer is that of the sample alone.
+TEST(Scheduler, AnswersNeverDependOnTheBatch) {
+  struct Size {
+    std::int64_t num_blocks, max_running, max_prefill_tokens;
+  };
+  for (const Size size : {Size{14, 3, 5}, Size{20, 8, 7}, Size{40, 16, 64}, Size{400, 64, 4096}}) {
+    EngineLimits limits = small_limits();
+    limits.num_blocks = size.num_blocks;
+    limits.max_running = size.max_running;
+    limits.max_prefill_tokens = size.max_prefill_tokens;
+    limits.eos_token_ids = {3, 77};
+    Scheduler scheduler(limits);
+    HashModel model(limits.num_blocks, limits.block_tokens, 100);
+    std::mt19937_64 random(11);
+    std::mt19937_64 schedule(static_cast<std::uint64_t>(size.num_blocks));
+    std::map<std::uint64_t, GenerateRequest> requests;
+    std::vector<SampledToken> sampled;
+    int sent = 0;
+    int received = 0;
+    const int kRequests = 120;
+    for (int step = 0; received < kRequests; ++step) {
+      ASSERT_LT(step, 200000);
+      while (sent < kRequests && (schedule() % 3 == 0 || !scheduler.has_work())) {
+        const GenerateRequest request = random_request(random, sent++);
+        requests[scheduler.add(request)] = request;
+      }
+      if (schedule() % 50 == 0) scheduler.retract_all();
+      const StepPlan& plan = scheduler.plan();
+      sampled.resize(plan.draws.size());
+      if (!plan.empty()) {
+        model.run(plan, sampled);
+        scheduler.apply(sampled, 0);
+      }
+      ASSERT_EQ(scheduler.find_fault(), "") << "after step " << step;
+      while (auto finished = scheduler.take_finished(0)) {
+        ++received;
+        const GenerateRequest& request = requests.at(finished->key);
+        for (std::int64_t i = 0; i < request.n; ++i) {
+          const SampleResult& sample = finished->result.samples[i];
+          const SampleResult wanted = reference_answer(request, i, limits);
+          ASSERT_EQ(sample.output_ids, wanted.output_ids) << "request " << request.rid;
+          ASSERT_EQ(sample.log_probs, wanted.log_probs);
+          ASSERT_EQ(sample.finish, wanted.finish);
+        }
+      }
+    }
+    EXPECT_LE(model.max_rows_seen, size.max_running + size.max_prefill_tokens);
+    EXPECT_EQ(scheduler.stats().free_blocks, size.num_blocks);
+    if (size.num_blocks == 14) {
+      EXPECT_GT(scheduler.stats().preemptions, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem

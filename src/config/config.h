@@ -19,7 +19,7 @@ namespace tandem {
 
 // Values count from 0 in the order of their names in config/flags.h.
 enum class Device { automatic, cpu, cuda };
-enum class Dtype { automatic, float32, bfloat16 };
+enum class ComputeDtype { automatic, float32, bfloat16 };
 enum class CpuKernels { automatic, portable, avx2, avx512, avx512bf16 };
 enum class AdvantageEstimator {
   grpo,
@@ -32,12 +32,12 @@ enum class KlLossType { k1, k2, k3, low_var_kl };
 enum class LrDecayStyle { constant, linear, cosine };
 enum class TrainBackend { fsdp, megatron, torchtitan };
 enum class TransferMode { broadcast, p2p, disk, disk_delta };
-enum class PauseMode { retract, abort, in_place };
+enum class PauseGeneration { retract, abort, in_place };
 enum class Side { none, engine, trainer };
 
 // The flag's spelling of a value, for messages and logs.
 std::string_view name_of(Device value);
-std::string_view name_of(Dtype value);
+std::string_view name_of(ComputeDtype value);
 std::string_view name_of(CpuKernels value);
 std::string_view name_of(AdvantageEstimator value);
 std::string_view name_of(LrDecayStyle value);
@@ -70,9 +70,9 @@ struct ComputeConfig {
   CpuKernels cpu_kernels = CpuKernels::automatic;
 };
 
-struct ModelConfig {
+struct ModelOptions {
   std::string hf_checkpoint;
-  Dtype dtype = Dtype::automatic;  // of compute; after resolve(): never automatic
+  ComputeDtype dtype = ComputeDtype::automatic;  // of compute; after resolve(): never automatic
 };
 
 struct DataConfig {
@@ -205,7 +205,7 @@ struct TransferConfig {
   std::int64_t update_weight_buffer_size = 512 * 1024 * 1024;          // bytes of a bucket
   std::int64_t update_weights_interval = 1;
   bool update_weight_double_buffer = false;
-  PauseMode pause_generation_mode = PauseMode::retract;
+  PauseGeneration pause_generation_mode = PauseGeneration::retract;
 };
 
 struct CheckpointConfig {
@@ -242,7 +242,7 @@ struct DebugConfig {
 struct Config {
   ClusterConfig cluster;
   ComputeConfig compute;
-  ModelConfig model;
+  ModelOptions model;
   DataConfig data;
   RolloutConfig rollout;
   EngineConfig engine;
@@ -259,7 +259,7 @@ struct Config {
 
 // tandem generate
 struct GenerateConfig {
-  ModelConfig model;
+  ModelOptions model;
   ComputeConfig compute;
   EngineConfig engine;
   std::vector<std::string> prompt;  // texts
@@ -274,7 +274,7 @@ struct GenerateConfig {
 
 // tandem score
 struct ScoreConfig {
-  ModelConfig model;
+  ModelOptions model;
   ComputeConfig compute;
   std::string input;  // JSONL file with `text` or `input_ids`
   Side through = Side::trainer;
@@ -284,7 +284,7 @@ struct ScoreConfig {
 
 // tandem serve
 struct ServeConfig {
-  ModelConfig model;
+  ModelOptions model;
   ComputeConfig compute;
   EngineConfig engine;
   std::string host = "127.0.0.1";

@@ -17,7 +17,7 @@ std::vector<Row> rows_of(ScoreConfig& config) { return bind_rows(config); }
 std::vector<Row> rows_of(ServeConfig& config) { return bind_rows(config); }
 
 std::string_view name_of(Device value) { return spelling(value); }
-std::string_view name_of(Dtype value) { return spelling(value); }
+std::string_view name_of(ComputeDtype value) { return spelling(value); }
 std::string_view name_of(CpuKernels value) { return spelling(value); }
 std::string_view name_of(AdvantageEstimator value) { return spelling(value); }
 std::string_view name_of(LrDecayStyle value) { return spelling(value); }

@@ -20,7 +20,7 @@ using Spellings = std::array<std::string_view, N>;
 template <>
 inline constexpr Spellings<3> names<Device>{"auto", "cpu", "cuda"};
 template <>
-inline constexpr Spellings<3> names<Dtype>{"auto", "float32", "bfloat16"};
+inline constexpr Spellings<3> names<ComputeDtype>{"auto", "float32", "bfloat16"};
 template <>
 inline constexpr Spellings<5> names<CpuKernels>{"auto", "portable", "avx2", "avx512", "avx512bf16"};
 template <>
@@ -35,7 +35,7 @@ inline constexpr Spellings<3> names<TrainBackend>{"fsdp", "megatron", "torchtita
 template <>
 inline constexpr Spellings<4> names<TransferMode>{"broadcast", "p2p", "disk", "disk-delta"};
 template <>
-inline constexpr Spellings<3> names<PauseMode>{"retract", "abort", "in_place"};
+inline constexpr Spellings<3> names<PauseGeneration>{"retract", "abort", "in_place"};
 template <>
 inline constexpr Spellings<4> names<LogLevel>{"debug", "info", "warn", "error"};
 template <>
@@ -109,11 +109,11 @@ inline constexpr auto table<ComputeConfig> = std::tuple{
           "Instruction set of the CPU kernels. auto: the best that the processor has."}};
 
 template <>
-inline constexpr auto table<ModelConfig> = std::tuple{
-    Field{"hf_checkpoint", &ModelConfig::hf_checkpoint,
+inline constexpr auto table<ModelOptions> = std::tuple{
+    Field{"hf_checkpoint", &ModelOptions::hf_checkpoint,
           "Folder of the model in Hugging Face form: config, tokenizer, safetensors. Required."},
     Field{"dtype",
-          &ModelConfig::dtype,
+          &ModelOptions::dtype,
           "Type of compute weights and activations. auto: bfloat16 where the processor multiplies "
           "it (AVX-512 BF16), else float32.",
           {.miles = "bfloat16"}}};
@@ -699,7 +699,7 @@ inline constexpr auto table<ServeConfig> = std::tuple{
 template <class... C>
 constexpr bool rows_complete =
     ((std::tuple_size_v<std::remove_cv_t<decltype(table<C>)>> == member_count<C>()) && ...);
-static_assert(rows_complete<ClusterConfig, ComputeConfig, ModelConfig, DataConfig, RolloutConfig>);
+static_assert(rows_complete<ClusterConfig, ComputeConfig, ModelOptions, DataConfig, RolloutConfig>);
 static_assert(rows_complete<EngineConfig, RewardConfig, AlgorithmConfig, OptimizerConfig>);
 static_assert(rows_complete<TrainConfig, EvaluateConfig, TransferConfig, CheckpointConfig>);
 static_assert(rows_complete<LoggingConfig, DebugConfig>);

@@ -108,6 +108,7 @@ void Parse::apply(const Assignment& assignment) {
     const std::string_view positive = std::string_view(name).substr(3);
     const Row* row = find_row(positive);
     if (row != nullptr && is_switch(*row)) return apply_row(*row, assignment, true);
+    if (const Row* off = find_inverse(positive)) return apply_row(*off, assignment, false);
     const MilesFlag* flag = find_miles(positive);
     if (flag != nullptr && flag->takes == Takes::nothing) {
       return apply_miles(*flag, assignment, true);
@@ -160,8 +161,9 @@ void Parse::apply_miles(const MilesFlag& flag, const Assignment& assignment, boo
     return;
   }
   if (is_bool) value = (value != "false") != inverted ? "true" : "false";
-  const bool given_nothing = value.empty() && flag.takes == Takes::some;
-  if (given_nothing || same_value(value, flag.standard)) return;
+  // A bare flag whose value may be left out is still given; an empty list is not.
+  const bool bare = flag.takes == Takes::optional_one && words.empty();
+  if (!bare && same_value(value, flag.standard)) return;
   say(assignment, flag.kind, flag.why);
 }
 

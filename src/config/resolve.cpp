@@ -32,7 +32,7 @@ void fill(std::string& member, const std::string& value, std::string_view name,
   lines.push_back(fmt::format("{} = {} ({})", name, member, reason));
 }
 
-void resolve_compute(ComputeConfig& compute, ModelConfig& model, std::int64_t ranks_on_host,
+void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t ranks_on_host,
                      const Host& host, Lines& lines) {
   if (compute.device == Device::automatic) {
     compute.device = Device::cpu;
@@ -40,8 +40,8 @@ void resolve_compute(ComputeConfig& compute, ModelConfig& model, std::int64_t ra
   }
   fill(compute.threads_per_rank, std::max<std::int64_t>(1, host.num_cpus / ranks_on_host),
        "threads_per_rank", fmt::format("{} cores / {} ranks", host.num_cpus, ranks_on_host), lines);
-  if (model.dtype == Dtype::automatic) {
-    model.dtype = host.bf16_instructions ? Dtype::bfloat16 : Dtype::float32;
+  if (model.dtype == ComputeDtype::automatic) {
+    model.dtype = host.bf16_instructions ? ComputeDtype::bfloat16 : ComputeDtype::float32;
     lines.push_back(fmt::format("dtype = {} (this processor has {}AVX-512 BF16)",
                                 name_of(model.dtype), host.bf16_instructions ? "" : "no "));
   }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/json.h"
 #include "base/text.h"
@@ -11,6 +12,7 @@
 namespace tandem {
 namespace {
 
+// Alternatives take plain pointers: with const ones the generic lambda would fit better.
 template <class... F>
 struct Overload : F... {
   using F::operator()...;
@@ -55,25 +57,24 @@ bool set_one(const Row& row, const std::string& word) {
 
 // The numbers in the value: none, one, or a list's.
 std::vector<double> numbers_of(const Row& row) {
-  return std::visit(Overload{
-                        [](const std::int64_t* value) -> std::vector<double> {
-                          return {static_cast<double>(*value)};
-                        },
-                        [](const std::optional<std::int64_t>* value) -> std::vector<double> {
-                          if (!*value) return {};
-                          return {static_cast<double>(**value)};
-                        },
-                        [](const double* value) -> std::vector<double> { return {*value}; },
-                        [](const std::optional<double>* value) -> std::vector<double> {
-                          if (!*value) return {};
-                          return {**value};
-                        },
-                        [](const std::vector<std::int64_t>* value) -> std::vector<double> {
-                          return {value->begin(), value->end()};
-                        },
-                        [](const auto&) -> std::vector<double> { return {}; },
-                    },
-                    row.value);
+  return std::visit(
+      Overload{
+          [](std::int64_t* value) -> std::vector<double> { return {static_cast<double>(*value)}; },
+          [](std::optional<std::int64_t>* value) -> std::vector<double> {
+            if (!*value) return {};
+            return {static_cast<double>(**value)};
+          },
+          [](double* value) -> std::vector<double> { return {*value}; },
+          [](std::optional<double>* value) -> std::vector<double> {
+            if (!*value) return {};
+            return {**value};
+          },
+          [](std::vector<std::int64_t>* value) -> std::vector<double> {
+            return {value->begin(), value->end()};
+          },
+          [](const auto&) -> std::vector<double> { return {}; },
+      },
+      row.value);
 }
 
 std::string bounds_text(const RowOptions& options) {
@@ -138,14 +139,14 @@ std::string value_hint(const Row& row) {
   const std::string choices = joined_choices(row);
   if (!choices.empty()) return choices;
   return std::visit(Overload{
-                        [](const bool*) { return ""; },
-                        [](const std::optional<bool>*) { return ""; },
+                        [](bool*) { return ""; },
+                        [](std::optional<bool>*) { return ""; },
                         [](const std::int64_t*) { return "<int>"; },
-                        [](const std::optional<std::int64_t>*) { return "<int>"; },
-                        [](const double*) { return "<number>"; },
-                        [](const std::optional<double>*) { return "<number>"; },
-                        [](const std::vector<std::string>*) { return "<text>..."; },
-                        [](const std::vector<std::int64_t>*) { return "<int>..."; },
+                        [](std::optional<std::int64_t>*) { return "<int>"; },
+                        [](double*) { return "<number>"; },
+                        [](std::optional<double>*) { return "<number>"; },
+                        [](std::vector<std::string>*) { return "<text>..."; },
+                        [](std::vector<std::int64_t>*) { return "<int>..."; },
                         [](const auto&) { return "<text>"; },
                     },
                     row.value);
@@ -179,6 +180,9 @@ std::optional<std::string> row_fault(const Row& row, const Row& standard,
   const RowOptions& options = row.options;
   const std::string found = show(row);
   for (const double number : numbers_of(row)) {
+    if (!std::isfinite(number)) {
+      return fmt::format("{}: found {}, wanted a finite number", origin, number);
+    }
     const bool low = options.open ? number > options.at_least : number >= options.at_least;
     if (!low || !(number <= options.at_most)) {
       return fmt::format("{}: found {}, wanted {}", origin, number, bounds_text(options));

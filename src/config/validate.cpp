@@ -17,7 +17,7 @@ void add(Faults& faults, fmt::format_string<A...> text, A&&... arguments) {
   faults.push_back(fmt::format(text, std::forward<A>(arguments)...));
 }
 
-void check_model(const ModelConfig& model, Faults& faults) {
+void check_model(const ModelOptions& model, Faults& faults) {
   if (model.hf_checkpoint.empty()) {
     add(faults, "--hf-checkpoint: not given; give the folder of a model in Hugging Face form");
   }
@@ -202,7 +202,7 @@ void check_output(const Config& config, Faults& faults) {
   }
 }
 
-void look_for_model(const ModelConfig& model, Faults& faults) {
+void look_for_model(const ModelOptions& model, Faults& faults) {
   if (model.hf_checkpoint.empty()) return;
   if (!std::filesystem::is_directory(model.hf_checkpoint)) {
     add(faults, "--hf-checkpoint: '{}' is not a folder; give a model's folder in Hugging Face form",

@@ -149,8 +149,8 @@ def greedy(model, input_ids):
     ids, fresh, cache = list(input_ids), list(input_ids), None
     least = float("inf")
     for _ in range(GREEDY_TOKENS):
-        step = model(input_ids=torch.tensor([fresh]), past_key_values=cache, use_cache=True)
-        cache = step.past_key_values
+        step = model(input_ids=torch.tensor([fresh]), cache=cache, use_cache=True)
+        cache = step.cache
         best = torch.topk(step.logits[0, -1].float(), 2)
         least = min(least, float(best.values[0] - best.values[1]))
         fresh = [int(best.indices[0])]

@@ -25,7 +25,7 @@ say "Download"
 total=0
 if [ $packages = yes ]; then
   count=$(missing_packages | wc -l)
-  note "$count system packages$([ "$count" = 0 ] || echo " (up to 130 MB on a bare Debian; apt says the exact size)")"
+  note "$count system packages$([ "$count" = 0 ] || echo " (up to 140 MB on a bare Debian; apt says the exact size)")"
 fi
 megabytes=$(missing_megabytes .venv scripts/requirements.lock)
 note "$megabytes MB for .venv (torch's wheel 531 MB, the demo model 93 MB, helpers)"

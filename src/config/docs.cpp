@@ -17,10 +17,10 @@ std::string flag_of(std::string_view name) {
   return flag;
 }
 
-bool is_on(const Row& row) { return is_switch(row) && show(row) == "true"; }
+bool is_on(const FlagRow& row) { return is_switch(row) && show(row) == "true"; }
 
 // The flag as one would type it to change the default.
-std::string usage_of(const Row& row) {
+std::string usage_of(const FlagRow& row) {
   if (is_on(row)) return flag_of("no_" + std::string(row.name));
   const std::string hint = value_hint(row);
   return flag_of(row.name) + (hint.empty() ? "" : " " + hint);
@@ -50,7 +50,7 @@ std::string cell(std::string_view text) {
   return escaped;
 }
 
-std::string_view kind_of(const Row& row) {
+std::string_view kind_of(const FlagRow& row) {
   switch (row.options.kind) {
     case Kind::no_effect:
       return "no effect";
@@ -62,7 +62,7 @@ std::string_view kind_of(const Row& row) {
   return row.options.now.empty() ? "" : "in part";
 }
 
-std::string bounds_of(const Row& row) {
+std::string bounds_of(const FlagRow& row) {
   const double low = row.options.at_least;
   const double high = row.options.at_most;
   std::string text;
@@ -73,7 +73,7 @@ std::string bounds_of(const Row& row) {
   return text;
 }
 
-std::string meaning_of(const Row& row) {
+std::string meaning_of(const FlagRow& row) {
   std::string text = std::string(row.help) + bounds_of(row);
   if (!row.options.now.empty()) {
     text += fmt::format(" Built so far: {}.", fmt::join(alternatives(row.options.now), ", "));
@@ -88,10 +88,10 @@ std::string meaning_of(const Row& row) {
   return text;
 }
 
-std::string sections_markdown(const std::vector<Row>& rows, std::string_view level) {
+std::string sections_markdown(const std::vector<FlagRow>& rows, std::string_view level) {
   std::string text;
   std::string_view section = "?";
-  for (const Row& row : rows) {
+  for (const FlagRow& row : rows) {
     if (row.section != section) {
       section = row.section;
       if (!section.empty()) text += fmt::format("\n{} {} (`[{}]`)\n", level, row.title, section);
@@ -106,9 +106,9 @@ std::string sections_markdown(const std::vector<Row>& rows, std::string_view lev
   return text;
 }
 
-std::string differences_markdown(const std::vector<Row>& rows) {
+std::string differences_markdown(const std::vector<FlagRow>& rows) {
   std::string text = "\n| flag | Tandem | Miles |\n| --- | --- | --- |\n";
-  for (const Row& row : rows) {
+  for (const FlagRow& row : rows) {
     if (row.options.miles.empty()) continue;
     const std::string value = show(row);
     text += fmt::format("| `{}` | {} | {} |\n", flag_of(row.name),
@@ -162,11 +162,11 @@ default is accepted. *In part*: some of its values are built.
 
 }  // namespace
 
-std::string help_rows(std::string_view usage, const std::vector<Row>& standard, bool miles) {
+std::string help_rows(std::string_view usage, const std::vector<FlagRow>& standard, bool miles) {
   std::string text(usage);
   if (!text.empty() && text.back() != '\n') text += '\n';
   std::string_view section = "?";
-  for (const Row& row : standard) {
+  for (const FlagRow& row : standard) {
     if (row.options.kind != Kind::honoured) continue;
     if (row.section != section) {
       section = row.section;
@@ -200,8 +200,8 @@ std::string flags_markdown() {
       "\n## Further flags of Miles that are refused\n\nIn brackets the value that is accepted, "
       "Miles's default where nothing else is said.\n" +
       miles_markdown(Kind::refused);
-  const auto own_flags = [](std::vector<Row> rows) {
-    std::erase_if(rows, [](const Row& row) { return !row.section.empty(); });
+  const auto own_flags = [](std::vector<FlagRow> rows) {
+    std::erase_if(rows, [](const FlagRow& row) { return !row.section.empty(); });
     return sections_markdown(rows, "###");
   };
   text += "\n## tandem generate\n\nThese, and those of the sections model, compute and engine.\n" +

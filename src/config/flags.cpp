@@ -11,10 +11,10 @@ std::string_view spelling(E value) {
 
 }  // namespace
 
-std::vector<Row> rows_of(Config& config) { return bind_rows(config); }
-std::vector<Row> rows_of(GenerateConfig& config) { return bind_rows(config); }
-std::vector<Row> rows_of(ScoreConfig& config) { return bind_rows(config); }
-std::vector<Row> rows_of(ServeConfig& config) { return bind_rows(config); }
+std::vector<FlagRow> rows_of(Config& config) { return bind_rows(config); }
+std::vector<FlagRow> rows_of(GenerateConfig& config) { return bind_rows(config); }
+std::vector<FlagRow> rows_of(ScoreConfig& config) { return bind_rows(config); }
+std::vector<FlagRow> rows_of(ServeConfig& config) { return bind_rows(config); }
 
 std::string_view name_of(Device value) { return spelling(value); }
 std::string_view name_of(ComputeDtype value) { return spelling(value); }

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-OrderedJson value_to_json(const Row& row) {
+OrderedJson value_to_json(const FlagRow& row) {
   if (std::holds_alternative<EnumRef>(row.value)) return show(row);
   return std::visit(
       [](const auto& value) -> OrderedJson {
@@ -26,7 +26,7 @@ OrderedJson value_to_json(const Row& row) {
 }
 
 // Reads one value; throws Error with `where` in front if the type is wrong.
-void value_from_json(const Row& row, const OrderedJson& json, const std::string& where) {
+void value_from_json(const FlagRow& row, const OrderedJson& json, const std::string& where) {
   if (std::holds_alternative<EnumRef>(row.value)) {
     const std::vector<std::string> words{read_value<std::string>(json, where)};
     const auto wanted = set_from_words(row, words);
@@ -46,38 +46,38 @@ void value_from_json(const Row& row, const OrderedJson& json, const std::string&
       row.value);
 }
 
-const Row* find_row(const std::vector<Row>& rows, std::string_view section, std::string_view name) {
+const FlagRow* find_row(const std::vector<FlagRow>& rows, std::string_view section, std::string_view name) {
   const auto found = std::ranges::find_if(
-      rows, [&](const Row& row) { return row.section == section && row.name == name; });
+      rows, [&](const FlagRow& row) { return row.section == section && row.name == name; });
   return found == rows.end() ? nullptr : &*found;
 }
 
 }  // namespace
 
-OrderedJson rows_to_json(const std::vector<Row>& rows) {
+OrderedJson rows_to_json(const std::vector<FlagRow>& rows) {
   OrderedJson json = OrderedJson::object();
-  for (const Row& row : rows) {
+  for (const FlagRow& row : rows) {
     OrderedJson& parent = row.section.empty() ? json : json[std::string(row.section)];
     parent[std::string(row.name)] = value_to_json(row);
   }
   return json;
 }
 
-void rows_from_json(const std::vector<Row>& rows, const OrderedJson& json,
+void rows_from_json(const std::vector<FlagRow>& rows, const OrderedJson& json,
                     std::string_view source) {
   TD_CHECK(json.is_object(), "{}: found {}, wanted an object", source, json.type_name());
   for (const auto& [key, value] : json.items()) {
     const std::string& name = key;
-    if (const Row* row = find_row(rows, "", name)) {
+    if (const FlagRow* row = find_row(rows, "", name)) {
       value_from_json(*row, value, fmt::format("{}: {}", source, name));
       continue;
     }
     const bool is_section =
-        std::ranges::any_of(rows, [&](const Row& row) { return row.section == name; });
+        std::ranges::any_of(rows, [&](const FlagRow& row) { return row.section == name; });
     TD_CHECK(is_section && value.is_object(), "{}: unknown key '{}'; remove it", source, name);
     for (const auto& [inner, inner_value] : value.items()) {
       const std::string where = fmt::format("{}: {}.{}", source, name, inner);
-      const Row* row = find_row(rows, name, inner);
+      const FlagRow* row = find_row(rows, name, inner);
       TD_CHECK(row != nullptr, "{}: unknown key; remove it", where);
       value_from_json(*row, inner_value, where);
     }

@@ -41,7 +41,7 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
 // All of one parse: the table, what has been set and from where, and what is wrong.
 class Parse {
  public:
-  Parse(const std::vector<Row>& rows, const std::vector<Row>& standard, bool miles)
+  Parse(const std::vector<FlagRow>& rows, const std::vector<FlagRow>& standard, bool miles)
       : rows_(rows), standard_(standard), miles_(miles) {}
 
   void apply(const Assignment& assignment);
@@ -49,37 +49,37 @@ class Parse {
   std::vector<std::string>& faults() { return parsed_.faults; }
 
  private:
-  const Row* find_row(std::string_view name) const;
-  const Row* find_inverse(std::string_view name) const;
+  const FlagRow* find_row(std::string_view name) const;
+  const FlagRow* find_inverse(std::string_view name) const;
   const MilesFlag* find_miles(std::string_view name) const;
-  void apply_row(const Row& row, const Assignment& assignment, bool inverted);
+  void apply_row(const FlagRow& row, const Assignment& assignment, bool inverted);
   void apply_miles(const MilesFlag& flag, const Assignment& assignment, bool inverted);
   void apply_prefix(const MilesPrefix& prefix, const Assignment& assignment);
   void unknown(const Assignment& assignment);
   void say(const Assignment& assignment, Kind kind, std::string_view why);
 
-  const std::vector<Row>& rows_;
-  const std::vector<Row>& standard_;
+  const std::vector<FlagRow>& rows_;
+  const std::vector<FlagRow>& standard_;
   bool miles_;
   std::map<std::string_view, std::string> origins_;  // of rows that were set
   std::set<std::string_view> unreadable_;            // rows whose value keeps its default
   Parsed parsed_;
 };
 
-const Row* Parse::find_row(std::string_view name) const {
-  for (const Row& row : rows_) {
+const FlagRow* Parse::find_row(std::string_view name) const {
+  for (const FlagRow& row : rows_) {
     if (row.name == name) return &row;
   }
   if (!miles_) return nullptr;  // Miles's spellings belong to its command
-  for (const Row& row : rows_) {
+  for (const FlagRow& row : rows_) {
     if (std::ranges::count(alternatives(row.options.alias), name) > 0) return &row;
   }
   return nullptr;
 }
 
-const Row* Parse::find_inverse(std::string_view name) const {
+const FlagRow* Parse::find_inverse(std::string_view name) const {
   const auto found = std::ranges::find_if(
-      rows_, [&](const Row& row) { return !name.empty() && row.options.inverse == name; });
+      rows_, [&](const FlagRow& row) { return !name.empty() && row.options.inverse == name; });
   return found == rows_.end() ? nullptr : &*found;
 }
 
@@ -91,7 +91,7 @@ const MilesFlag* Parse::find_miles(std::string_view name) const {
 
 void Parse::apply(const Assignment& assignment) {
   const std::string& name = assignment.name;
-  if (const Row* row = find_row(name)) {
+  if (const FlagRow* row = find_row(name)) {
     if (!assignment.section.empty() && assignment.section != row->section) {
       parsed_.faults.push_back(fmt::format(
           "{}: this key belongs to {}; move it there or to the "
@@ -102,13 +102,13 @@ void Parse::apply(const Assignment& assignment) {
     }
     return apply_row(*row, assignment, false);
   }
-  if (const Row* row = find_inverse(name)) return apply_row(*row, assignment, true);
+  if (const FlagRow* row = find_inverse(name)) return apply_row(*row, assignment, true);
   if (const MilesFlag* flag = find_miles(name)) return apply_miles(*flag, assignment, false);
   if (name.starts_with("no_")) {
     const std::string_view positive = std::string_view(name).substr(3);
-    const Row* row = find_row(positive);
+    const FlagRow* row = find_row(positive);
     if (row != nullptr && is_switch(*row)) return apply_row(*row, assignment, true);
-    if (const Row* off = find_inverse(positive)) return apply_row(*off, assignment, false);
+    if (const FlagRow* off = find_inverse(positive)) return apply_row(*off, assignment, false);
     const MilesFlag* flag = find_miles(positive);
     if (flag != nullptr && flag->takes == Takes::nothing) {
       return apply_miles(*flag, assignment, true);
@@ -123,7 +123,7 @@ void Parse::apply(const Assignment& assignment) {
   unknown(assignment);
 }
 
-void Parse::apply_row(const Row& row, const Assignment& assignment, bool inverted) {
+void Parse::apply_row(const FlagRow& row, const Assignment& assignment, bool inverted) {
   std::vector<std::string> words = assignment.words;
   if (is_switch(row)) {
     if (words.empty()) words = {"true"};
@@ -192,7 +192,7 @@ void Parse::unknown(const Assignment& assignment) {
       nearest = name;
     }
   };
-  for (const Row& row : rows_) look_at(row.name);
+  for (const FlagRow& row : rows_) look_at(row.name);
   if (miles_) {
     for (const MilesFlag& flag : miles_flags()) look_at(flag.name);
   }
@@ -210,7 +210,7 @@ void Parse::unknown(const Assignment& assignment) {
 Parsed Parse::finish(bool help) {
   parsed_.help = help;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const Row& row = rows_[i];
+    const FlagRow& row = rows_[i];
     const auto origin = origins_.find(row.name);
     if (origin == origins_.end() || unreadable_.contains(row.name)) continue;
     if (const auto fault = row_fault(row, standard_[i], origin->second)) {
@@ -259,8 +259,8 @@ std::vector<Assignment> read_words(std::span<const std::string> words,
   return assignments;
 }
 
-Parsed parse_rows(std::span<const std::string> words, const std::vector<Row>& rows,
-                  const std::vector<Row>& standard, bool miles) {
+Parsed parse_rows(std::span<const std::string> words, const std::vector<FlagRow>& rows,
+                  const std::vector<FlagRow>& standard, bool miles) {
   Parse parse(rows, standard, miles);
   bool help = false;
   std::vector<Assignment> flags = read_words(words, parse.faults());

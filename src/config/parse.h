@@ -26,8 +26,8 @@ struct Parsed {
 
 // rows: bound to the config that is filled; standard: the same rows of an untouched one.
 // miles: whether flags of Miles without a row are known too.
-Parsed parse_rows(std::span<const std::string> words, const std::vector<Row>& rows,
-                  const std::vector<Row>& standard, bool miles);
+Parsed parse_rows(std::span<const std::string> words, const std::vector<FlagRow>& rows,
+                  const std::vector<FlagRow>& standard, bool miles);
 
 // Faults of parsing alone: unknown names, unreadable values, bounds, choices, refused flags.
 template <class C>
@@ -55,7 +55,7 @@ Parsed read_command_line(std::span<const std::string> words, C& config) {
 }
 
 // Help grouped by section: honoured flags with values, defaults and meaning. `usage` goes first.
-std::string help_rows(std::string_view usage, const std::vector<Row>& standard, bool miles);
+std::string help_rows(std::string_view usage, const std::vector<FlagRow>& standard, bool miles);
 template <class C>
 std::string help_text(std::string_view usage) {
   C standard;

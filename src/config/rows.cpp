@@ -33,7 +33,7 @@ bool put(T& target, const std::optional<U>& parsed) {
   return parsed.has_value();
 }
 
-bool set_one(const Row& row, const std::string& word) {
+bool set_one(const FlagRow& row, const std::string& word) {
   return std::visit(
       Overload{
           [&](bool* value) { return put(*value, parse_bool(word)); },
@@ -56,7 +56,7 @@ bool set_one(const Row& row, const std::string& word) {
 }
 
 // The numbers in the value: none, one, or a list's.
-std::vector<double> numbers_of(const Row& row) {
+std::vector<double> numbers_of(const FlagRow& row) {
   return std::visit(
       Overload{
           [](std::int64_t* value) -> std::vector<double> { return {static_cast<double>(*value)}; },
@@ -90,7 +90,7 @@ std::string join(const std::vector<std::string_view>& parts) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::string joined_choices(const Row& row) {
+std::string joined_choices(const FlagRow& row) {
   if (const auto* value = std::get_if<EnumRef>(&row.value)) {
     return fmt::format("{}", fmt::join(value->spellings, "|"));
   }
@@ -104,27 +104,25 @@ bool is_object(const std::string& text) {
 
 }  // namespace
 
-bool is_switch(const Row& row) {
+bool is_switch(const FlagRow& row) {
   return std::holds_alternative<bool*>(row.value) ||
          std::holds_alternative<std::optional<bool>*>(row.value);
 }
 
-bool is_list(const Row& row) {
+bool is_list(const FlagRow& row) {
   return std::holds_alternative<std::vector<std::string>*>(row.value) ||
          std::holds_alternative<std::vector<std::int64_t>*>(row.value);
 }
 
-std::string show(const Row& row) {
+std::string show(const FlagRow& row) {
   return std::visit(
       Overload{
-          [](const bool* value) { return fmt::format("{}", *value); },
-          [](const std::int64_t* value) { return fmt::format("{}", *value); },
-          [](const double* value) { return fmt::format("{}", *value); },
-          [](const std::string* value) { return *value; },
-          [](const std::vector<std::string>* value) {
-            return fmt::format("{}", fmt::join(*value, " "));
-          },
-          [](const std::vector<std::int64_t>* value) {
+          [](bool* value) { return fmt::format("{}", *value); },
+          [](std::int64_t* value) { return fmt::format("{}", *value); },
+          [](double* value) { return fmt::format("{}", *value); },
+          [](std::string* value) { return *value; },
+          [](std::vector<std::string>* value) { return fmt::format("{}", fmt::join(*value, " ")); },
+          [](std::vector<std::int64_t>* value) {
             return fmt::format("{}", fmt::join(*value, " "));
           },
           [](EnumRef value) {
@@ -135,13 +133,13 @@ std::string show(const Row& row) {
       row.value);
 }
 
-std::string value_hint(const Row& row) {
+std::string value_hint(const FlagRow& row) {
   const std::string choices = joined_choices(row);
   if (!choices.empty()) return choices;
   return std::visit(Overload{
                         [](bool*) { return ""; },
                         [](std::optional<bool>*) { return ""; },
-                        [](const std::int64_t*) { return "<int>"; },
+                        [](std::int64_t*) { return "<int>"; },
                         [](std::optional<std::int64_t>*) { return "<int>"; },
                         [](double*) { return "<number>"; },
                         [](std::optional<double>*) { return "<number>"; },
@@ -152,7 +150,7 @@ std::string value_hint(const Row& row) {
                     row.value);
 }
 
-std::optional<std::string> set_from_words(const Row& row, std::span<const std::string> words) {
+std::optional<std::string> set_from_words(const FlagRow& row, std::span<const std::string> words) {
   if (const auto* texts = std::get_if<std::vector<std::string>*>(&row.value)) {
     (*texts)->assign(words.begin(), words.end());
     return std::nullopt;
@@ -175,7 +173,7 @@ std::optional<std::string> set_from_words(const Row& row, std::span<const std::s
   return hint == "<int>" ? "one integer" : hint == "<number>" ? "one number" : "one value";
 }
 
-std::optional<std::string> row_fault(const Row& row, const Row& standard,
+std::optional<std::string> row_fault(const FlagRow& row, const FlagRow& standard,
                                      const std::string& origin) {
   const RowOptions& options = row.options;
   const std::string found = show(row);

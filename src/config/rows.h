@@ -1,6 +1,6 @@
 // Rows: the table of flags with types erased, bound to one config object.
 //
-// rows_of(config) gives one Row for each member of the command's sections. Parsing, JSON, help,
+// rows_of(config) gives one FlagRow for each member of the command's sections. Parsing, JSON, help,
 // checks and docs are ordinary functions over rows; only flags.cpp sees the typed tables. A row
 // points into its config and is valid as long as it is.
 #pragma once
@@ -49,7 +49,7 @@ using ValueRef = std::variant<bool*, std::int64_t*, double*, std::string*, std::
                               std::optional<std::int64_t>*, std::optional<double>*,
                               std::vector<std::string>*, std::vector<std::int64_t>*, EnumRef>;
 
-struct Row {
+struct FlagRow {
   std::string_view section;  // empty for a member of the command itself
   std::string_view title;    // of the section
   std::string_view name;
@@ -59,26 +59,26 @@ struct Row {
 };
 
 // Each command's rows, in the order of its table (flags.cpp).
-std::vector<Row> rows_of(Config& config);
-std::vector<Row> rows_of(GenerateConfig& config);
-std::vector<Row> rows_of(ScoreConfig& config);
-std::vector<Row> rows_of(ServeConfig& config);
+std::vector<FlagRow> rows_of(Config& config);
+std::vector<FlagRow> rows_of(GenerateConfig& config);
+std::vector<FlagRow> rows_of(ScoreConfig& config);
+std::vector<FlagRow> rows_of(ServeConfig& config);
 
-bool is_switch(const Row& row);  // bool or optional bool: no value on the command line
-bool is_list(const Row& row);    // several values
+bool is_switch(const FlagRow& row);  // bool or optional bool: no value on the command line
+bool is_list(const FlagRow& row);    // several values
 
 // "4", "0.5", "true", "a b", "auto"; an optional without a value and an empty list are "".
-std::string show(const Row& row);
+std::string show(const FlagRow& row);
 
 // For people: "<int>", "<number>", "<text>", "<text>...", "auto|cpu|cuda", "" for a switch.
-std::string value_hint(const Row& row);
+std::string value_hint(const FlagRow& row);
 
 // Sets the value from words of a command line. Returns what was wanted if they cannot be read.
-std::optional<std::string> set_from_words(const Row& row, std::span<const std::string> words);
+std::optional<std::string> set_from_words(const FlagRow& row, std::span<const std::string> words);
 
 // Faults of bounds, choices and kind of the present value against the default row. `origin` is
 // how the user named the row: "--lr" or "run.toml: lr".
-std::optional<std::string> row_fault(const Row& row, const Row& standard,
+std::optional<std::string> row_fault(const FlagRow& row, const FlagRow& standard,
                                      const std::string& origin);
 
 // ["a", "b"] of "a|b".

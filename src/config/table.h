@@ -79,7 +79,7 @@ ValueRef erase_type(T& value) {
 
 template <class C>
 void append_rows(C& config, std::string_view section, std::string_view title,
-                 std::vector<Row>& rows) {
+                 std::vector<FlagRow>& rows) {
   const auto append = [&](const auto& field) {
     auto& value = config.*field.member;
     if constexpr (std::is_null_pointer_v<
@@ -93,8 +93,8 @@ void append_rows(C& config, std::string_view section, std::string_view title,
 }
 
 template <class C>
-std::vector<Row> bind_rows(C& config) {
-  std::vector<Row> rows;
+std::vector<FlagRow> bind_rows(C& config) {
+  std::vector<FlagRow> rows;
   append_rows(config, {}, {}, rows);
   return rows;
 }

@@ -187,8 +187,8 @@ TEST(Resolve, EpochsBecomeRollouts) {
 }
 
 // Sets every row to a value that is neither its default nor round in binary.
-void fill_all(const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
+void fill_all(const std::vector<FlagRow>& rows) {
+  for (const FlagRow& row : rows) {
     std::visit(
         [](const auto& value) {
           using T = std::remove_cvref_t<decltype(value)>;
@@ -222,11 +222,11 @@ void expect_round_trip() {
   fill_all(rows_of(config));
   const std::string text = dump_json(to_json(config));
   C back = from_json<C>(parse_ordered_json(text, "test"), "test");
-  const std::vector<Row> a = rows_of(config);
-  const std::vector<Row> b = rows_of(back);
+  const std::vector<FlagRow> a = rows_of(config);
+  const std::vector<FlagRow> b = rows_of(back);
   const C untouched{};
   C copy = untouched;
-  const std::vector<Row> standard = rows_of(copy);
+  const std::vector<FlagRow> standard = rows_of(copy);
   for (std::size_t i = 0; i < a.size(); ++i) {
     EXPECT_EQ(show(a[i]), show(b[i])) << a[i].name;
     EXPECT_NE(show(a[i]), show(standard[i])) << a[i].name;
@@ -268,7 +268,7 @@ TEST(ConfigJson, UnknownKeysAndWrongTypesAreErrors) {
 TEST(Table, NamesAreUniqueAndReasonsAreGiven) {
   Config config;
   std::set<std::string_view> seen;
-  for (const Row& row : rows_of(config)) {
+  for (const FlagRow& row : rows_of(config)) {
     EXPECT_TRUE(seen.insert(row.name).second) << row.name;
     for (const std::string_view alias : alternatives(row.options.alias)) {
       EXPECT_TRUE(seen.insert(alias).second) << alias;
@@ -290,7 +290,7 @@ TEST(Table, NamesAreUniqueAndReasonsAreGiven) {
 TEST(Table, TwoRowsNeverShareAMember) {
   Config config;
   std::set<const void*> members;
-  for (const Row& row : rows_of(config)) {
+  for (const FlagRow& row : rows_of(config)) {
     const void* address = std::visit(
         [](const auto& value) -> const void* {
           if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, EnumRef>) {
@@ -318,7 +318,8 @@ TEST(Docs, HelpIsGroupedAndShowsWhatIsHonoured) {
   const std::string help = help_text<Config>("usage: tandem train ...");
   EXPECT_TRUE(help.starts_with("usage: tandem train ...\n"));
   for (const char* part : {"\nOptimizer\n", "  --lr <number>\n", "[1e-06]", "  --no-share-prompt\n",
-                           "  --device auto|cpu|cuda\n", "  --config FILE\n"}) {
+                           "  --device auto|cpu|cuda\n", "  --config FILE\n",
+                           "  --rollout-seed <int>\n", "  --rollout-batch-size <int>\n"}) {
     EXPECT_NE(help.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(help.find("--rollout-top-p"), std::string::npos) << "refused flags are not offered";

@@ -44,6 +44,7 @@ TEST(Packing, LeafSizes) {
            {{1, 7, 1, 7}, 2, {8, 8}},        // nearest border to the middle
            {{6, 1, 1}, 2, {6, 2}},           // whole groups before evenness
            {{1, 1, 1, 5}, 4, {1, 1, 1, 5}},  // each half keeps its leaves' worth of groups
+           {{5, 1, 1, 1}, 4, {5, 1, 1, 1}},
            {{4, 4}, 1, {8}}}) {
     PackOptions options;
     options.num_leaves = c.num_leaves;

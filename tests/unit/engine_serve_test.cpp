@@ -169,7 +169,9 @@ TEST_F(ServeTest, PauseFlushContinueAndAbort) {
     for (const Sample& sample : group.samples) {
       EXPECT_EQ(sample.status, id == 1 ? SampleStatus::aborted : SampleStatus::truncated);
       EXPECT_EQ(sample.log_probs.size(), static_cast<std::size_t>(sample.response_length));
-      if (id != 1) EXPECT_EQ(sample.response_length, 100);
+      if (id != 1) {
+        EXPECT_EQ(sample.response_length, 100);
+      }
     }
   }
   EXPECT_TRUE(client.generates(soon()));

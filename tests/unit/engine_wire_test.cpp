@@ -185,7 +185,7 @@ TEST(Wire, AnswerArrivesBitForBit) {
   result.samples.resize(3);
   SampleResult& first = result.samples[0];
   for (int i = 0; i < 5000; ++i) {
-    const auto bits = (random() & 0x7FFFFFu) | ((100u + random() % 33) << 23) | 0x80000000u;
+    const auto bits = static_cast<std::uint32_t>((random() & 0x7FFFFFu) | ((100u + random() % 33) << 23) | 0x80000000u);
     first.output_ids.push_back(static_cast<TokenId>(random() % 50000));
     first.log_probs.push_back(std::bit_cast<float>(bits));
     first.versions.push_back(i < 2000 ? 11 : 12);

@@ -1,4 +1,4 @@
-// config.json → ModelConfig, rotary frequencies, and the list of tensors a family has.
+// config.json → ModelConfig, and the list of tensors a family has.
 //
 // Adding a family whose layer is the one of model/ is a row of kFamilies; a new kind of layer also
 // adds its tensors to expected_tensors().
@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
-#include <numbers>
-#include <set>
 
 #include "base/file.h"
 
@@ -265,11 +262,6 @@ void read_windows(ConfigReader& reader, const Family& family, ModelConfig& confi
   for (std::size_t i = first; i < layers; ++i) config.sliding_windows[i] = window;
 }
 
-// transformers: 0.1 · mscale · ln(factor) + 1 (YaRN, arXiv 2309.00071, section 3.4).
-double yarn_magnitude(double factor, double mscale) {
-  return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
-}
-
 // One of rope_scaling / rope_parameters; theta comes from the object or, in the older style, the
 // top.
 RopeConfig read_rope_object(ConfigReader& reader, const Json& object, const std::string& key,
@@ -336,10 +328,10 @@ RopeConfig read_rope_object(ConfigReader& reader, const Json& object, const std:
     rope.truncate = *truncate != false;
   const double mscale = reader.number(object, "mscale", 0.0);
   const double mscale_all = reader.number(object, "mscale_all_dim", 0.0);
-  const double computed =
-      mscale != 0 && mscale_all != 0
-          ? yarn_magnitude(rope.factor, mscale) / yarn_magnitude(rope.factor, mscale_all)
-          : yarn_magnitude(rope.factor, 1.0);
+  const double computed = mscale != 0 && mscale_all != 0
+                              ? yarn_attention_factor(rope.factor, mscale) /
+                                    yarn_attention_factor(rope.factor, mscale_all)
+                              : yarn_attention_factor(rope.factor, 1.0);
   rope.attention_factor = reader.number(object, "attention_factor", computed);
   return rope;
 }
@@ -385,51 +377,6 @@ void read_special_ids(ConfigReader& reader, std::string_view where, const Json* 
     if (id >= config.vocab_size)
       reader.fault("eos_token_id {} is outside vocab_size {}", id, config.vocab_size);
   }
-}
-
-std::vector<float> llama3_frequencies(const RopeConfig& rope, std::vector<float> freqs) {
-  const float old_length = static_cast<float>(rope.original_max_positions);
-  const float low = static_cast<float>(rope.low_freq_factor),
-              high = static_cast<float>(rope.high_freq_factor);
-  const float factor = static_cast<float>(rope.factor);
-  for (float& freq : freqs) {
-    const float wavelength = static_cast<float>(2.0 * std::numbers::pi) / freq;
-    if (wavelength < old_length / high) continue;
-    if (wavelength > old_length / low) {
-      freq = freq / factor;
-    } else {
-      const float smooth = (old_length / wavelength - low) / (high - low);
-      freq = (1.0f - smooth) * freq / factor + smooth * freq;
-    }
-  }
-  return freqs;
-}
-
-std::vector<float> yarn_frequencies(const RopeConfig& rope, std::vector<float> freqs) {
-  const auto dim = static_cast<double>(freqs.size() * 2);
-  const auto pair_at = [&](double turns) {
-    return dim *
-           std::log(static_cast<double>(rope.original_max_positions) /
-                    (turns * 2.0 * std::numbers::pi)) /
-           (2.0 * std::log(rope.theta));
-  };
-  double low = pair_at(rope.beta_fast), high = pair_at(rope.beta_slow);
-  if (rope.truncate) {
-    low = std::floor(low);
-    high = std::ceil(high);
-  }
-  low = std::max(low, 0.0);
-  high = std::min(high, dim - 1.0);
-  if (low == high) high += 0.001;
-  for (std::size_t i = 0; i < freqs.size(); ++i) {
-    const float ramp = std::clamp(
-        (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f,
-        1.0f);
-    const float keep = 1.0f - ramp;
-    const float stretched = 1.0f / (static_cast<float>(rope.factor) * (1.0f / freqs[i]));
-    freqs[i] = stretched * (1.0f - keep) + freqs[i] * keep;
-  }
-  return freqs;
 }
 
 }  // namespace
@@ -478,27 +425,6 @@ ModelConfig read_model_config(const std::string& folder) {
     return parse_model_config(config, path, nullptr, generation_path);
   const Json generation = read_json_file(generation_path);
   return parse_model_config(config, path, &generation, generation_path);
-}
-
-std::vector<float> inv_freq(const RopeConfig& rope, std::int64_t head_dim) {
-  std::vector<float> freqs(static_cast<std::size_t>(head_dim / 2));
-  for (std::size_t i = 0; i < freqs.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    const float power = static_cast<float>(std::pow(rope.theta, static_cast<double>(exponent)));
-    freqs[i] = 1.0f / power;
-  }
-  switch (rope.type) {
-    case RopeType::standard:
-      break;
-    case RopeType::linear:
-      for (float& freq : freqs) freq /= static_cast<float>(rope.factor);
-      break;
-    case RopeType::llama3:
-      return llama3_frequencies(rope, std::move(freqs));
-    case RopeType::yarn:
-      return yarn_frequencies(rope, std::move(freqs));
-  }
-  return freqs;
 }
 
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& c) {

@@ -1,5 +1,5 @@
 // A Hugging Face config.json as plain numbers: the one description from which the model is built,
-// the weight files are accounted for and the rotary frequencies are computed. No torch here.
+// the weight files are accounted for. No torch here.
 //
 // Read are the older hub style (rope_theta, rope_scaling, torch_dtype) and that of transformers 5
 // (rope_parameters, dtype), flat or inside text_config. Nothing is guessed in silence: an unknown
@@ -14,25 +14,9 @@
 #include <vector>
 
 #include "base/json.h"
+#include "model/rope_config.h"
 
 namespace tandem {
-
-enum class RopeType { standard, linear, llama3, yarn };
-
-struct RopeConfig {
-  RopeType type = RopeType::standard;
-  double theta = 10000.0;
-  double factor = 1.0;                      // linear, llama3, yarn
-  double low_freq_factor = 1.0;             // llama3
-  double high_freq_factor = 4.0;            // llama3
-  std::int64_t original_max_positions = 0;  // llama3, yarn
-  double beta_fast = 32.0;                  // yarn
-  double beta_slow = 1.0;
-  bool truncate = true;
-  double attention_factor = 1.0;  // yarn: multiplies cos and sin; given, or computed from factor
-
-  bool operator==(const RopeConfig&) const = default;
-};
 
 struct ModelConfig {
   std::string family;        // model_type of the language model: "llama", "qwen2", "qwen3"
@@ -74,10 +58,6 @@ ModelConfig read_model_config(const std::string& folder);
 // The same from parsed JSON; `generation` may be null. `where` and `generation_where` begin errors.
 ModelConfig parse_model_config(const Json& config, std::string_view where, const Json* generation,
                                std::string_view generation_where);
-
-// Rotary frequencies, [head_dim / 2], radians per position, in float with the roundings of
-// transformers' _compute_{default,linear_scaling,llama3,yarn}_* in modeling_rope_utils.py.
-std::vector<float> inv_freq(const RopeConfig& rope, std::int64_t head_dim);
 
 // A tensor that the family's weight files hold.
 struct ExpectedTensor {

@@ -42,7 +42,7 @@ std::string value_after(const std::string& line, std::string_view name, Parsed* 
   Config config;
   const Parsed result = parse(words_of(line), config);
   if (parsed != nullptr) *parsed = result;
-  for (const Row& row : rows_of(config)) {
+  for (const FlagRow& row : rows_of(config)) {
     if (row.name == name) return show(row);
   }
   return "no such row";

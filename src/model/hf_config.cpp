@@ -262,6 +262,52 @@ void read_windows(ConfigReader& reader, const Family& family, ModelConfig& confi
   for (std::size_t i = first; i < layers; ++i) config.sliding_windows[i] = window;
 }
 
+RopeType read_rope_type(ConfigReader& reader, const Json& object, const std::string& key) {
+  constexpr std::array<std::pair<std::string_view, RopeType>, 4> kTypes = {{
+      {"default", RopeType::standard},
+      {"linear", RopeType::linear},
+      {"llama3", RopeType::llama3},
+      {"yarn", RopeType::yarn},
+  }};
+  const std::string older = reader.text(object, "type"), newer = reader.text(object, "rope_type");
+  if (!older.empty() && !newer.empty() && older != newer) {
+    reader.fault("{}.type is '{}' and {}.rope_type is '{}'; make them equal", key, older, key,
+                 newer);
+  }
+  const std::string name = !newer.empty() ? newer : !older.empty() ? older : "default";
+  for (const auto& [known, type] : kTypes) {
+    if (name == known) return type;
+  }
+  reader.fault("{}.rope_type '{}' is not known; known: default, linear, llama3, yarn", key, name);
+  return RopeType::standard;
+}
+
+void read_llama3(ConfigReader& reader, const Json& object, const std::string& key,
+                 RopeConfig& rope) {
+  rope.low_freq_factor = reader.number(object, "low_freq_factor", 1.0);
+  rope.high_freq_factor = reader.number(object, "high_freq_factor", 4.0);
+  if (rope.low_freq_factor <= 0 || rope.high_freq_factor <= rope.low_freq_factor) {
+    reader.fault("{}.high_freq_factor {} must exceed {}.low_freq_factor {}, both above 0", key,
+                 rope.high_freq_factor, key, rope.low_freq_factor);
+  }
+}
+
+void read_yarn(ConfigReader& reader, const Json& object, RopeConfig& rope) {
+  rope.beta_fast = reader.number(object, "beta_fast", 32.0);
+  rope.beta_slow = reader.number(object, "beta_slow", 1.0);
+  if (const Json* truncate = ConfigReader::find_in(object, "truncate")) {
+    rope.truncate = *truncate != false;
+  }
+  const double mscale = reader.number(object, "mscale", 0.0);
+  const double mscale_all = reader.number(object, "mscale_all_dim", 0.0);
+  double computed = yarn_attention_factor(rope.factor, 1.0);
+  if (mscale != 0 && mscale_all != 0) {
+    computed =
+        yarn_attention_factor(rope.factor, mscale) / yarn_attention_factor(rope.factor, mscale_all);
+  }
+  rope.attention_factor = reader.number(object, "attention_factor", computed);
+}
+
 // One of rope_scaling / rope_parameters; theta comes from the object or, in the older style, the
 // top.
 RopeConfig read_rope_object(ConfigReader& reader, const Json& object, const std::string& key,
@@ -278,28 +324,12 @@ RopeConfig read_rope_object(ConfigReader& reader, const Json& object, const std:
                  key, name);
     return rope;
   }
-  const std::string old_name = reader.text(object, "type"),
-                    new_name = reader.text(object, "rope_type");
-  if (!old_name.empty() && !new_name.empty() && old_name != new_name) {
-    reader.fault("{}.type is '{}' and {}.rope_type is '{}'; make them equal", key, old_name, key,
-                 new_name);
-  }
-  const std::string type = !new_name.empty() ? new_name : !old_name.empty() ? old_name : "default";
-  if (type == "default")
-    rope.type = RopeType::standard;
-  else if (type == "linear")
-    rope.type = RopeType::linear;
-  else if (type == "llama3")
-    rope.type = RopeType::llama3;
-  else if (type == "yarn")
-    rope.type = RopeType::yarn;
-  else
-    reader.fault("{}.rope_type '{}' is not known; known: default, linear, llama3, yarn", key, type);
-
+  rope.type = read_rope_type(reader, object, key);
   rope.theta = reader.number(object, "rope_theta", outer_theta);
   const double partial = reader.number(object, "partial_rotary_factor", 1.0);
-  if (partial != 1.0)
+  if (partial != 1.0) {
     reader.fault("{}.partial_rotary_factor is {}; this family turns whole heads", key, partial);
+  }
   if (rope.type == RopeType::standard) return rope;
 
   rope.factor = reader.number(object, "factor", 0.0);
@@ -308,31 +338,13 @@ RopeConfig read_rope_object(ConfigReader& reader, const Json& object, const std:
 
   const double original = reader.number(object, "original_max_position_embeddings", 0.0);
   if (original == 0.0 && rope.type == RopeType::llama3) {
-    reader.fault("{}.original_max_position_embeddings is missing; rope type '{}' needs it", key,
-                 type);
+    reader.fault("{}.original_max_position_embeddings is missing; rope_type 'llama3' needs it",
+                 key);
   }
   rope.original_max_positions =
       original > 0 ? static_cast<std::int64_t>(original) : config.max_position_embeddings;
-  if (rope.type == RopeType::llama3) {
-    rope.low_freq_factor = reader.number(object, "low_freq_factor", 1.0);
-    rope.high_freq_factor = reader.number(object, "high_freq_factor", 4.0);
-    if (rope.low_freq_factor <= 0 || rope.high_freq_factor <= rope.low_freq_factor) {
-      reader.fault("{}.high_freq_factor {} must exceed {}.low_freq_factor {}, both above 0", key,
-                   rope.high_freq_factor, key, rope.low_freq_factor);
-    }
-    return rope;
-  }
-  rope.beta_fast = reader.number(object, "beta_fast", 32.0);
-  rope.beta_slow = reader.number(object, "beta_slow", 1.0);
-  if (const Json* truncate = ConfigReader::find_in(object, "truncate"))
-    rope.truncate = *truncate != false;
-  const double mscale = reader.number(object, "mscale", 0.0);
-  const double mscale_all = reader.number(object, "mscale_all_dim", 0.0);
-  const double computed = mscale != 0 && mscale_all != 0
-                              ? yarn_attention_factor(rope.factor, mscale) /
-                                    yarn_attention_factor(rope.factor, mscale_all)
-                              : yarn_attention_factor(rope.factor, 1.0);
-  rope.attention_factor = reader.number(object, "attention_factor", computed);
+  if (rope.type == RopeType::llama3) read_llama3(reader, object, key, rope);
+  if (rope.type == RopeType::yarn) read_yarn(reader, object, rope);
   return rope;
 }
 

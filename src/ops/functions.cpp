@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "base/check.h"
@@ -51,6 +52,19 @@ const WeightView& recall(AutogradContext* ctx) {
   return w;
 }
 
+// The gradient buffer of a weight that adds into it: zeroed first if its content is old.
+float* added_grad(const WeightView& w) {
+  if (w.fresh) std::fill_n(w.grad, w.rows * w.cols, 0.0f);
+  w.fresh = false;
+  return w.grad;
+}
+void matrix_grad(const WeightView& w, const at::Tensor& dy, bool dy_is_f32, const at::Tensor& x) {
+  if (!w.grad) return;
+  kernels().linear_dw(w.element, dy.data_ptr(), dy_is_f32, x.data_ptr(), w.grad, !w.fresh, x.size(0),
+                      w.rows, w.cols);
+  w.fresh = false;
+}
+
 // A tensor that requires a gradient, so that the first operation of a graph is recorded.
 at::Tensor anchor() { return at::zeros({1}).requires_grad_(true); }
 
@@ -70,8 +84,9 @@ struct Embedding : Function<Embedding> {
       const auto ids = ctx->get_saved_variables()[0];
       const auto dy = grads[0].to(at::kFloat).contiguous();
       const float* d = dy.data_ptr<float>();
+      float* grad = added_grad(w);
       for (std::int64_t r = 0; r < ids.size(0); ++r) {
-        float* g = w.grad + ids.data_ptr<std::int32_t>()[r] * w.cols;
+        float* g = grad + ids.data_ptr<std::int32_t>()[r] * w.cols;
         for (std::int64_t c = 0; c < w.cols; ++c) g[c] += d[r * w.cols + c];
       }
     }
@@ -98,9 +113,9 @@ struct Linear : Function<Linear> {
     auto dx = empty_rows(x, x.size(0), w.cols);
     kernels().linear_dx(w.element, dy.data_ptr(), false, w.data, dx.data_ptr(), x.size(0), w.rows,
                         w.cols);
-    if (w.grad)
-      kernels().linear_dw(w.element, dy.data_ptr(), false, x.data_ptr(), w.grad,
-                          bias ? bias->grad : nullptr, x.size(0), w.rows, w.cols);
+    matrix_grad(w, dy, false, x);
+    if (bias && bias->grad)
+      kernels().bias_dw(w.element, dy.data_ptr(), added_grad(*bias), x.size(0), w.rows);
     return {dx, at::Tensor(), at::Tensor()};
   }
 };
@@ -128,8 +143,8 @@ struct RmsNorm : Function<RmsNorm> {
                           static_cast<float>(ctx->saved_data.at("offset").toDouble()), rstd,
                           dx.data_ptr(), dy.size(0), w.cols);
     if (w.grad)
-      kernels().rms_norm_dw(w.element, dy.data_ptr(), saved[0].data_ptr(), rstd, w.grad, dy.size(0),
-                            w.cols);
+      kernels().rms_norm_dw(w.element, dy.data_ptr(), saved[0].data_ptr(), rstd, added_grad(w),
+                            dy.size(0), w.cols);
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -255,9 +270,7 @@ struct HeadLogProbs : Function<HeadLogProbs> {
           n, head.rows);
       kernels().linear_dx(head.element, z.data_ptr(), true, head.data,
                           static_cast<char*>(dx.data_ptr()) + r * width, n, head.rows, head.cols);
-      if (head.grad)
-        kernels().linear_dw(head.element, z.data_ptr(), true, part.data_ptr(), head.grad, nullptr, n,
-                            head.rows, head.cols);
+      matrix_grad(head, z, true, part);
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -207,8 +207,8 @@ void linear_dx(const void* dy, bool dy_is_f32, const void* w, void* dx, std::int
   linear_dx_rows(d, static_cast<const E*>(w), static_cast<E*>(dx), rows, n, k);
 }
 
-// dw[n, k] += sum over rows of dy[m, n]·x[m, k], the sum a chain of its own from 0.
-inline void linear_dw_rows(const float* dy, const float* x, float* dw, float* dbias,
+// dw[n, k] += sum over rows of dy[m, n]·x[m, k], the sum a chain of its own from 0 (or replaces dw).
+inline void linear_dw_rows(const float* dy, const float* x, float* dw, bool accumulate,
                            std::int64_t rows, std::int64_t n, std::int64_t k) {
   thread_local std::vector<float> packed;
   const std::int64_t row_tiles = (n + kTileRows - 1) / kTileRows;
@@ -224,14 +224,6 @@ inline void linear_dw_rows(const float* dy, const float* x, float* dw, float* db
       for (std::int64_t m = 0; m < rows; ++m)
         for (int i = 0; i < kTileRows; ++i)
           p[m * kTileRows + i] = i < width ? dy[m * n + t * kTileRows + i] : 0.0f;
-    }
-    if (dbias) {
-      const auto [c0, c1] = share(n, thread, threads);
-      for (std::int64_t c = c0; c < c1; ++c) {
-        float sum = 0.0f;
-        for (std::int64_t m = 0; m < rows; ++m) sum += dy[m * n + c];
-        dbias[c] += sum;
-      }
     }
 #pragma omp barrier
     std::vector<float> xp(rows * 16);
@@ -250,7 +242,7 @@ inline void linear_dw_rows(const float* dy, const float* x, float* dw, float* db
         tile<kTileRows>(pack + t * kTileRows * rows, 1, kTileRows, xp.data(), 16, rows, acc);
         for (int i = 0; i < kTileRows && t * kTileRows + i < n; ++i) {
           float* out = dw + (t * kTileRows + i) * k + c * 16;
-          store_tail(out, load_tail(out, k - c * 16) + acc[i], k - c * 16);
+          store_tail(out, accumulate ? load_tail(out, k - c * 16) + acc[i] : acc[i], k - c * 16);
         }
       }
     }
@@ -258,12 +250,25 @@ inline void linear_dw_rows(const float* dy, const float* x, float* dw, float* db
 }
 
 template <class E>
-void linear_dw(const void* dy, bool dy_is_f32, const void* x, float* dw, float* dbias,
+void linear_dw(const void* dy, bool dy_is_f32, const void* x, float* dw, bool accumulate,
                std::int64_t rows, std::int64_t n, std::int64_t k) {
   thread_local std::vector<float> dy_scratch, x_scratch;
   const float* d = dy_is_f32 ? static_cast<const float*>(dy)
                              : as_f32(static_cast<const E*>(dy), rows * n, dy_scratch);
-  linear_dw_rows(d, as_f32(static_cast<const E*>(x), rows * k, x_scratch), dw, dbias, rows, n, k);
+  linear_dw_rows(d, as_f32(static_cast<const E*>(x), rows * k, x_scratch), dw, accumulate, rows, n,
+                 k);
+}
+
+// db[n] += sum over rows of dy[m, n], a sum of its own from 0.
+template <class E>
+void bias_dw(const void* dy, float* db, std::int64_t rows, std::int64_t n) {
+  const E* de = static_cast<const E*>(dy);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < n; i += 16) {
+    V16 sum = zero();
+    for (std::int64_t m = 0; m < rows; ++m) sum = sum + load_tail(de + m * n + i, n - i);
+    store_tail(db + i, load_tail(db + i, n - i) + sum, n - i);
+  }
 }
 
 template <class E>

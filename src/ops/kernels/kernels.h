@@ -82,9 +82,11 @@ struct Kernels {
   // dx[m, k] = sum_n dy[m, n]·W[n, k]; dy in E or f32, dx in E.
   void (*linear_dx)(Element, const void* dy, bool dy_is_f32, const void* w, void* dx,
                     std::int64_t rows, std::int64_t n, std::int64_t k);
-  // dw[n, k] (row-major f32) += sum_m dy[m, n]·x[m, k]; dbias[n] += sum_m dy[m, n] when not null.
-  void (*linear_dw)(Element, const void* dy, bool dy_is_f32, const void* x, float* dw, float* dbias,
-                    std::int64_t rows, std::int64_t n, std::int64_t k);
+  // dw[n, k] (row-major f32) += sum_m dy[m, n]·x[m, k], or = when not accumulate.
+  void (*linear_dw)(Element, const void* dy, bool dy_is_f32, const void* x, float* dw,
+                    bool accumulate, std::int64_t rows, std::int64_t n, std::int64_t k);
+  // db[n] += sum_m dy[m, n].
+  void (*bias_dw)(Element, const void* dy, float* db, std::int64_t rows, std::int64_t n);
   // Panels from and to row-major f32: rows [row_begin, row_begin + rows) of a storage of k columns.
   void (*write_panels)(Element, void* w, std::int64_t k, std::int64_t row_begin, std::int64_t rows,
                        const float* source);

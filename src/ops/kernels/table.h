@@ -25,6 +25,7 @@ constexpr Kernels make_table(const char* name) {
           .linear = TD_PICK(linear),
           .linear_dx = TD_PICK(linear_dx),
           .linear_dw = TD_PICK(linear_dw),
+          .bias_dw = TD_PICK(bias_dw),
           .write_panels = TD_PICK(write_panels),
           .read_panels = TD_PICK(read_panels),
           .gather_rows = TD_PICK(gather_rows),

@@ -1,0 +1,144 @@
+// `tandem generate` and `tandem serve`: the engine without a trainer, in one process.
+#include <csignal>
+#include <cstdio>
+
+#include <atomic>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "cli/texts.h"
+#include "cli/usage.h"
+#include "config/resolve.h"
+#include "engine/serve.h"
+#include "rank/compute_queue.h"
+#include "rank/worker.h"
+
+namespace tandem {
+namespace {
+
+std::atomic<bool> stop_asked{false};
+
+// KV room: what the config asks for, else max_running_requests of the longest request.
+std::int64_t kv_tokens(const EngineConfig& config, std::int64_t longest) {
+  return config.kv_cache_tokens.value_or(config.max_running_requests * (round_up(longest, 16) + 16));
+}
+
+}  // namespace
+
+int command_generate(const std::vector<std::string>& words) {
+  GenerateConfig config;
+  const auto parsed =
+      read_flags(words, config, "usage: tandem generate --hf-checkpoint DIR --prompt TEXT... [flags]\n");
+  if (!parsed) return 0;
+  resolve(config, this_host());
+  start_log({});
+  for (const auto& note : parsed->notes) TD_LOG(info, "{}", note);
+  TD_LOG(info, "{}", start_compute(config.compute));
+  TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
+  const auto prompts = config.input.empty()
+                           ? tokenize_prompts(config.prompt, config.apply_chat_template, tokenizer)
+                           : read_token_rows(config.input, tokenizer);
+  std::size_t longest = 0;
+  for (const auto& p : prompts) longest = std::max(longest, p.ids.size());
+
+  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
+  EngineWorker worker(weights.folder, weights.arena, config.engine,
+                      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens),
+                      {});
+  std::vector<GenerateResult> results(prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    GenerateRequest request{.rid = std::to_string(i),
+                            .prompt = prompts[i].ids,
+                            .n = config.n,
+                            .first_sample_id = i * static_cast<std::uint64_t>(config.n),
+                            .params = {}};
+    request.params.max_new_tokens = config.max_new_tokens;
+    request.params.temperature = config.temperature;
+    request.params.ignore_eos = config.ignore_eos;
+    request.params.seed = static_cast<std::uint64_t>(config.seed);
+    worker.engine().add(std::move(request),
+                        [&results, i](GenerateResult r) { results[i] = std::move(r); });
+  }
+  const double start = monotonic_seconds();
+  while (worker.engine().step()) {
+  }
+  const double seconds = monotonic_seconds() - start;
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    std::vector<std::vector<TokenId>> ids;
+    for (const SampleResult& s : results[i].samples) ids.push_back(s.output_ids);
+    const auto texts = tokenizer.decode(ids);
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      tokens += static_cast<std::int64_t>(ids[j].size());
+      const SampleResult& s = results[i].samples[j];
+      fmt::print("{}\n", dump_json(OrderedJson{{"prompt", prompts[i].text},
+                                               {"text", texts[j].text},
+                                               {"input_ids", prompts[i].ids},
+                                               {"output_ids", s.output_ids},
+                                               {"logprobs", s.log_probs},
+                                               {"finish_reason", s.finish == FinishReason::stop
+                                                                     ? "stop"
+                                                                     : "length"}}));
+    }
+  }
+  TD_LOG(info, "{} tokens in {:.2f} s, {:.1f} tokens/s", tokens, seconds,
+         static_cast<double>(tokens) / seconds);
+  return 0;
+}
+
+int command_serve(const std::vector<std::string>& words) {
+  ServeConfig config;
+  const auto parsed =
+      read_flags(words, config, "usage: tandem serve --hf-checkpoint DIR [--port N] [flags]\n");
+  if (!parsed) return 0;
+  resolve(config, this_host());
+  start_log({});
+  for (const auto& note : parsed->notes) TD_LOG(info, "{}", note);
+  TD_LOG(info, "{}", start_compute(config.compute));
+  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
+  TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
+  std::mutex tokenizer_mutex;
+  ComputeQueue queue;
+  EngineWorker worker(weights.folder, weights.arena, config.engine,
+                      kv_tokens(config.engine, 1024), [&queue] { queue.wake(); });
+  const TextHooks text{
+      .encode =
+          [&](const std::string& prompt) {
+            const std::lock_guard lock(tokenizer_mutex);
+            auto rows = tokenizer.encode(std::vector<std::string>{prompt});
+            TD_CHECK(rows[0].ok(), "text: {}", rows[0].error);
+            return rows[0].ids;
+          },
+      .decode =
+          [&](std::span<const TokenId> ids, bool skip_special_tokens) {
+            const std::lock_guard lock(tokenizer_mutex);
+            const std::vector<std::vector<TokenId>> one{{ids.begin(), ids.end()}};
+            return tokenizer.decode(one, skip_special_tokens)[0].text;
+          }};
+  http::Server server({.host = config.host, .port = static_cast<int>(config.port)});
+  add_engine_routes(server, worker.mailbox(),
+                    {.limits = worker.limits(),
+                     .model_path = config.model.hf_checkpoint,
+                     .model_type = weights.folder.config().family,
+                     .architectures = {weights.folder.config().architecture},
+                     .version = TANDEM_VERSION,
+                     .default_seed = static_cast<std::uint64_t>(config.seed),
+                     .text = text});
+  server.start();
+  TD_LOG(info, "serving {} on http://{}:{}; Ctrl-C ends", config.model.hf_checkpoint, config.host,
+         server.port());
+  std::signal(SIGINT, [](int) { stop_asked = true; });
+  std::signal(SIGTERM, [](int) { stop_asked = true; });
+  while (!stop_asked) {
+    const bool worked = queue.run();
+    const bool more = worker.engine().step();
+    if (!worked && !more) queue.wait(Deadline::after(0.2));
+  }
+  TD_LOG(info, "stopped");
+  server.stop();
+  return 0;
+}
+
+}  // namespace tandem

@@ -1,0 +1,28 @@
+#include "driver/train.h"
+
+#include "cli/usage.h"
+#include "config/docs.h"
+#include "rank/rank.h"
+
+namespace tandem {
+
+int command_train(const std::vector<std::string>& words) {
+  Config config;
+  const auto parsed = read_flags(
+      words, config, "usage: tandem train --hf-checkpoint DIR --prompt-data FILE --colocate [flags]\n");
+  return parsed ? run_train(std::move(config), parsed->notes) : 0;
+}
+
+int command_rank(const std::vector<std::string>& words) { return run_rank(words); }
+
+int command_flags(const std::vector<std::string>& words) {
+  if (words.size() == 1 && words.front() == "--markdown")
+    fmt::print("{}", flags_markdown());
+  else if (words.empty())
+    fmt::print("{}", help_text<Config>("flags of tandem train\n"));
+  else
+    throw UsageError(fmt::format("'{}' found, --markdown or nothing wanted", words.front()));
+  return 0;
+}
+
+}  // namespace tandem

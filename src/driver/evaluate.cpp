@@ -1,0 +1,83 @@
+#include "driver/evaluate.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "driver/metrics.h"
+
+namespace tandem {
+
+void check_labels(const std::string& path, const std::vector<Prompt>& prompts,
+                  const RewardRule& rule) {
+  for (const Prompt& p : prompts)
+    if (const auto fault = label_fault(rule, p.label))
+      throw Error(fmt::format("{}: row {}: {}", path, p.row, *fault));
+}
+
+std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerProcess& tokenizer,
+                                                const RewardRule& rule) {
+  const EvaluateConfig& e = config.evaluate;
+  std::vector<EvaluationSet> sets;
+  for (std::size_t i = 0; i + 1 < e.eval_prompt_data.size(); i += 2) {
+    const std::string& path = e.eval_prompt_data[i + 1];
+    const PromptSet set = load_prompts(
+        {.path = path,
+         .input_key = e.eval_input_key.empty() ? config.data.input_key : e.eval_input_key,
+         .label_key = e.eval_label_key.empty() ? config.data.label_key : e.eval_label_key,
+         .metadata_key = config.data.metadata_key,
+         .tool_key = config.data.tool_key,
+         .apply_chat_template = config.data.apply_chat_template,
+         .apply_chat_template_kwargs = config.data.apply_chat_template_kwargs,
+         .max_prompt_tokens = e.eval_max_prompt_len.value_or(
+             config.rollout.rollout_max_prompt_len.value_or(0))},
+        tokenizer);
+    check_labels(path, set.prompts, rule);
+    TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], set.summary());
+    sets.push_back({.name = e.eval_prompt_data[i], .prompts = set.prompts, .samples = {}});
+  }
+  return sets;
+}
+
+void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row& row) {
+  const EvaluateConfig& e = config.evaluate;
+  RolloutSetup setup{.phase = "evaluate " + set.name,
+                     .samples_per_prompt = e.n_samples_per_eval_prompt,
+                     .params = {},
+                     .rule = parse_reward_rule(config.reward.rm_type),
+                     .timeout_seconds = config.cluster.control_timeout_seconds};
+  setup.params.max_new_tokens = e.eval_max_response_len.value();
+  setup.params.temperature = e.eval_temperature.value();
+  setup.params.seed = static_cast<std::uint64_t>(config.algorithm.seed);
+  setup.params.evaluation = true;
+  for (std::int64_t id : config.rollout.rollout_stop_token_ids)
+    setup.params.stop_token_ids.push_back(static_cast<TokenId>(id));
+  std::vector<RolloutItem> items;
+  for (std::uint64_t i = 0; i < set.prompts.size(); ++i) items.push_back({i, i});
+  const double start = monotonic_seconds();
+  set.samples = maker.run(set.prompts, items, setup);
+  add_eval_metrics(row, set.name, set.samples, monotonic_seconds() - start);
+  set.last = row.value("eval/" + set.name);
+  if (set.first != set.first) set.first = set.last;
+}
+
+EvaluationSummary summarize(const EvaluationSet& set, const std::string& run_folder) {
+  EvaluationSummary summary{.name = set.name,
+                            .before = set.first,
+                            .after = set.last,
+                            .answers = {},
+                            .run_folder = run_folder};
+  if (set.samples.empty()) return summary;
+  const std::size_t per_prompt = set.samples.size() / set.prompts.size();
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, set.prompts.size()); ++i) {
+    const Sample& s = set.samples[i * per_prompt];
+    summary.answers.push_back({.prompt = set.prompts[i].text,
+                               .response = s.response,
+                               .label = set.prompts[i].label,
+                               .reward = s.reward});
+  }
+  return summary;
+}
+
+}  // namespace tandem

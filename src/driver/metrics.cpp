@@ -1,0 +1,122 @@
+#include "driver/metrics.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace tandem {
+
+const Declarations& train_declarations() {
+  static const Declarations declarations({
+      {"rollout/raw_reward", Reduction::mean, "reward as the rule gave it, over samples"},
+      {"rollout/advantages", Reduction::mean, "advantage over samples"},
+      {"rollout/response_len/*", Reduction::mean, "tokens of a response"},
+      {"rollout/truncated_ratio", Reduction::mean, "share of responses cut at the length limit"},
+      {"rollout/zero_std/count", Reduction::sum, "groups whose rewards are all equal"},
+      {"rollout/num_samples", Reduction::sum, "samples of the rollout"},
+      {"train/loss", Reduction::mean, "the loss that was differentiated"},
+      {"train/pg_clipfrac", Reduction::mean, "share of loss tokens on the clipped branch"},
+      {"train/ppo_kl", Reduction::mean, "old minus new log-probability (k1)"},
+      {"train/train_rollout_logprob_abs_diff", Reduction::mean,
+       "|trainer's minus engine's log-probability| over loss tokens"},
+      {"train/train_rollout_logprob_abs_diff_max", Reduction::max, "its maximum"},
+      {"train/train_rollout_kl", Reduction::mean, "k3 of engine against trainer"},
+      {"train/grad_norm", Reduction::mean, "before clipping"},
+      {"train/lr-pg_0", Reduction::last, "learning rate"},
+      {"train/skipped_steps", Reduction::sum, "optimizer steps skipped for a non-finite gradient"},
+      {"train/loss_tokens", Reduction::sum, "tokens in the loss"},
+      {"train/micro_batches", Reduction::sum, "packed forward and backward passes"},
+      {"perf/rollout_time", Reduction::max, "seconds of generation and rewards"},
+      {"perf/train_time", Reduction::max, "seconds of the train call"},
+      {"perf/actor_train_time", Reduction::max, "seconds of forward and backward"},
+      {"perf/log_probs_time", Reduction::max, "seconds of the forward-only pass"},
+      {"perf/optimizer_time", Reduction::max, "seconds of gradient sum, clipping and AdamW"},
+      {"perf/actor_train_tok_per_s", Reduction::mean, "rows of the packed forward a second"},
+      {"perf/update_weights_time", Reduction::max,
+       "seconds from the optimizer's last write to ready to serve"},
+      {"perf/update_weights_bytes", Reduction::sum, "bytes that moved"},
+      {"perf/eval_time", Reduction::max, "seconds of an evaluation"},
+      {"perf/step_time", Reduction::max, "seconds of the step, evaluation aside"},
+      {"perf/train_wait_time", Reduction::max, "seconds of the step in which the trainer waited"},
+      {"perf/tokens_per_gpu_per_sec", Reduction::mean, "response tokens a second and rank"},
+      {"eval/*", Reduction::mean, "mean reward of an evaluation set, and its parts"},
+  });
+  return declarations;
+}
+
+namespace {
+
+void add_lengths(Row& row, const std::string& prefix, std::span<const Sample> samples) {
+  std::vector<double> lengths;
+  double sum = 0;
+  for (const Sample& s : samples) {
+    lengths.push_back(static_cast<double>(s.response_length));
+    sum += lengths.back();
+  }
+  if (lengths.empty()) return;
+  std::sort(lengths.begin(), lengths.end());
+  const std::size_t n = lengths.size();
+  row.add(prefix + "mean", sum / static_cast<double>(n), static_cast<double>(n));
+  row.add(prefix + "median", (lengths[(n - 1) / 2] + lengths[n / 2]) / 2);
+  row.add(prefix + "max", lengths.back());
+  row.add(prefix + "min", lengths.front());
+}
+
+double truncated(const Sample& s) { return s.status == SampleStatus::truncated ? 1.0 : 0.0; }
+
+}  // namespace
+
+void add_rollout_metrics(Row& row, std::span<const Sample> samples, const GroupAdvantages& advantages,
+                         double seconds, std::int64_t num_gpus) {
+  double tokens = 0;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    row.add("rollout/raw_reward", samples[i].reward);
+    row.add("rollout/advantages", advantages.advantages[i]);
+    row.add("rollout/truncated_ratio", truncated(samples[i]));
+    tokens += static_cast<double>(samples[i].response_length);
+  }
+  add_lengths(row, "rollout/response_len/", samples);
+  row.add("rollout/zero_std/count", static_cast<double>(advantages.zero_std_groups));
+  row.add("rollout/num_samples", static_cast<double>(samples.size()));
+  row.add("perf/rollout_time", seconds);
+  row.add("perf/tokens_per_gpu_per_sec", tokens / seconds / static_cast<double>(num_gpus));
+}
+
+void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
+  double forward_tokens = 0;
+  for (const StepMetrics& m : result.steps) {
+    row.add("train/loss", m.loss);
+    row.add("train/pg_clipfrac", m.pg_clipfrac);
+    row.add("train/ppo_kl", m.ppo_kl);
+    row.add("train/train_rollout_logprob_abs_diff", m.rollout_abs_diff);
+    row.add("train/train_rollout_logprob_abs_diff_max", m.rollout_abs_diff_max);
+    row.add("train/train_rollout_kl", m.rollout_kl);
+    row.add("train/grad_norm", m.grad_norm);
+    row.add("train/lr-pg_0", m.lr);
+    row.add("train/skipped_steps", m.skipped ? 1.0 : 0.0);
+    row.add("train/loss_tokens", static_cast<double>(m.loss_tokens));
+    row.add("train/micro_batches", static_cast<double>(m.micro_batches));
+    forward_tokens += static_cast<double>(m.forward_tokens);
+  }
+  row.add("perf/train_time", seconds);
+  row.add("perf/actor_train_time", result.forward_backward_seconds);
+  row.add("perf/log_probs_time", result.log_probs_seconds);
+  row.add("perf/optimizer_time", result.optimizer_seconds);
+  row.add("perf/actor_train_tok_per_s", forward_tokens / result.forward_backward_seconds);
+}
+
+void add_update_metrics(Row& row, const UpdateTimes& times) {
+  row.add("perf/update_weights_time", times.seconds);
+  row.add("perf/update_weights_bytes", static_cast<double>(times.moved_bytes));
+}
+
+void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,
+                      double seconds) {
+  for (const Sample& s : samples) {
+    row.add("eval/" + name, s.reward);
+    row.add("eval/" + name + "-truncated_ratio", truncated(s));
+  }
+  add_lengths(row, "eval/" + name + "/response_len/", samples);
+  row.add("perf/eval_time", seconds);
+}
+
+}  // namespace tandem

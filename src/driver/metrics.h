@@ -1,0 +1,25 @@
+// The metrics of a training run under Miles's names, each with its reduction, and how the driver's
+// results become a step's row.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "data/sample.h"
+#include "metrics/record.h"
+#include "rl/advantages.h"
+#include "trainer/client.h"
+#include "trainer/results.h"
+
+namespace tandem {
+
+const Declarations& train_declarations();
+
+void add_rollout_metrics(Row& row, std::span<const Sample> samples, const GroupAdvantages& advantages,
+                         double seconds, std::int64_t num_gpus);
+void add_train_metrics(Row& row, const TrainResult& result, double seconds);
+void add_update_metrics(Row& row, const UpdateTimes& times);
+void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,
+                      double seconds);
+
+}  // namespace tandem

@@ -1,0 +1,90 @@
+#include "driver/rollout.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace tandem {
+namespace {
+
+// Filled on the fetcher's thread; kept alive by the callbacks that are still out.
+struct Inbox {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<GroupResult> results;
+};
+
+}  // namespace
+
+std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
+                                           const std::vector<RolloutItem>& items,
+                                           const RolloutSetup& setup) {
+  const Deadline deadline = Deadline::after(setup.timeout_seconds);
+  const std::int64_t n = setup.samples_per_prompt;
+  progress_.begin(setup.phase, static_cast<std::int64_t>(items.size()) * n, "samples");
+  auto inbox = std::make_shared<Inbox>();
+  for (const RolloutItem& item : items) {
+    PromptGroup group{.prompt_id = item.counter,
+                      .first_sample_id = item.counter * static_cast<std::uint64_t>(n),
+                      .n = n,
+                      .prompt = prompts[item.index].ids,
+                      .params = setup.params};
+    engine_.generate(group, deadline, [inbox](GroupResult result) {
+      {
+        const std::lock_guard lock(inbox->mutex);
+        inbox->results.push_back(std::move(result));
+      }
+      inbox->changed.notify_one();
+    });
+  }
+  std::vector<Sample> samples;
+  for (std::size_t done = 0; done < items.size(); ++done) {
+    GroupResult result;
+    {
+      std::unique_lock lock(inbox->mutex);
+      const bool arrived = inbox->changed.wait_until(lock, deadline.time_point(),
+                                                     [&] { return !inbox->results.empty(); });
+      TD_CHECK(arrived, "{}: {} of {} prompts unanswered by the engine at {} after {}", setup.phase,
+               items.size() - done, items.size(), engine_.address().url(""), deadline.describe());
+      result = std::move(inbox->results.back());
+      inbox->results.pop_back();
+    }
+    TD_CHECK(result.ok(), "{}: prompt {}: {}", setup.phase, result.prompt_id, result.error);
+    for (Sample& s : result.samples) samples.push_back(std::move(s));
+    progress_.advance(n);
+  }
+  std::sort(samples.begin(), samples.end(),
+            [](const Sample& a, const Sample& b) { return a.id < b.id; });
+  return samples;
+}
+
+void RolloutMaker::reward(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
+                          const RolloutSetup& setup, std::vector<Sample>& samples) {
+  std::vector<std::vector<TokenId>> ids;
+  for (const Sample& s : samples)
+    ids.emplace_back(s.tokens.begin() + s.prompt_length(), s.tokens.end());
+  const auto texts = tokenizer_.decode(ids);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const Prompt& prompt =
+        prompts[items[i / static_cast<std::size_t>(setup.samples_per_prompt)].index];
+    TD_CHECK(texts[i].ok(), "sample {}: its answer cannot be decoded: {}", samples[i].id,
+             texts[i].error);
+    samples[i].response = texts[i].text;
+    samples[i].reward = rule_reward(setup.rule, samples[i].response, prompt.label);
+  }
+}
+
+std::vector<Sample> RolloutMaker::run(const std::vector<Prompt>& prompts,
+                                      const std::vector<RolloutItem>& items,
+                                      const RolloutSetup& setup) {
+  auto samples = generate(prompts, items, setup);
+  reward(prompts, items, setup, samples);
+  progress_.end();
+  return samples;
+}
+
+}  // namespace tandem

@@ -1,0 +1,53 @@
+// Generating and rewarding: prompts in, finished samples in order of id out. The same for training
+// and for evaluation, which differ in their sampling parameters only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/prompts.h"
+#include "data/sample.h"
+#include "data/tokenizer.h"
+#include "engine/client.h"
+#include "metrics/progress.h"
+#include "rl/rewards.h"
+
+namespace tandem {
+
+// Prompt `index` of a set, drawn as number `counter`.
+struct RolloutItem {
+  std::uint64_t counter = 0;
+  std::uint64_t index = 0;
+};
+
+struct RolloutSetup {
+  std::string phase;  // "rollout", "evaluate": for the progress display
+  std::int64_t samples_per_prompt = 1;
+  SamplingParams params;
+  RewardRule rule;
+  double timeout_seconds = 1800;
+};
+
+class RolloutMaker {
+ public:
+  RolloutMaker(EngineClient& engine, TokenizerProcess& tokenizer, Progress& progress)
+      : engine_(engine), tokenizer_(tokenizer), progress_(progress) {}
+
+  // All prompts at once; the engine batches them. Samples have ids counter × n + i, text, reward and
+  // status. Throws Error if a prompt's call fails or the time is over, naming what is missing.
+  std::vector<Sample> run(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
+                          const RolloutSetup& setup);
+
+ private:
+  std::vector<Sample> generate(const std::vector<Prompt>& prompts,
+                               const std::vector<RolloutItem>& items, const RolloutSetup& setup);
+  void reward(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
+              const RolloutSetup& setup, std::vector<Sample>& samples);
+
+  EngineClient& engine_;
+  TokenizerProcess& tokenizer_;
+  Progress& progress_;
+};
+
+}  // namespace tandem

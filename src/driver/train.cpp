@@ -1,0 +1,286 @@
+// The loop of a run. `TrainLoop::step` is the algorithm of one step on one screen: generate, reward,
+// advantages, train, update weights, log, evaluate. Everything a step needs was opened before the
+// first one, so a fault of config, data or model shows before anything is generated.
+#include "driver/train.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <random>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "cluster/cluster.h"
+#include "config/json.h"
+#include "config/resolve.h"
+#include "data/batch.h"
+#include "driver/evaluate.h"
+#include "driver/metrics.h"
+#include "driver/rollout.h"
+#include "rl/advantages.h"
+#include "trainer/client.h"
+
+namespace tandem {
+namespace {
+
+// 128 random bits for the run's control calls.
+std::string random_token() {
+  std::random_device device;
+  std::string token;
+  for (int i = 0; i < 4; ++i) token += fmt::format("{:08x}", device());
+  return token;
+}
+
+class TrainLoop {
+ public:
+  explicit TrainLoop(Config config)
+      : config_(std::move(config)),
+        rule_(parse_reward_rule(config_.reward.rm_type)),
+        tokenizer_({.folder = config_.model.hf_checkpoint,
+                    .chat_template_path = config_.data.chat_template_path,
+                    .log_path = config_.logging.run_dir + "/logs/tokenizer.log"}) {}
+
+  void open();
+  void run();
+  // Appends what the ranks died of to an error that ended the run.
+  std::string with_cause(const std::string& what);
+  void close() {
+    if (cluster_) cluster_->stop(Deadline::after(10));
+  }
+
+ private:
+  void load_data();
+  void size_kv_cache();
+  void start_ranks();
+  void step(std::int64_t id);
+  void evaluate_all(std::int64_t id);
+  bool evaluates_after(std::int64_t id) const;
+  void write_row(std::int64_t id, const Row& row);
+  void save_rollout(std::int64_t id, const TrainBatch& batch);
+  double control_seconds() const { return config_.cluster.control_timeout_seconds; }
+
+  Config config_;
+  RewardRule rule_;
+  TokenizerProcess tokenizer_;
+  Progress progress_;
+  std::vector<Prompt> prompts_;
+  std::vector<EvaluationSet> evaluation_;
+  std::optional<PromptOrder> order_;
+  std::vector<std::unique_ptr<Sink>> sinks_;
+  std::unique_ptr<Cluster> cluster_;
+  http::Fetcher fetcher_;
+  std::optional<EngineClient> engine_;
+  std::optional<TrainerClient> trainer_;
+  std::optional<RolloutMaker> maker_;
+  std::int64_t weight_version_ = 0;
+};
+
+void TrainLoop::load_data() {
+  const DataConfig& d = config_.data;
+  const PromptSet set =
+      load_prompts({.path = d.prompt_data,
+                    .input_key = d.input_key,
+                    .label_key = d.label_key,
+                    .metadata_key = d.metadata_key,
+                    .tool_key = d.tool_key,
+                    .apply_chat_template = d.apply_chat_template,
+                    .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
+                    .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0)},
+                   tokenizer_);
+  check_labels(d.prompt_data, set.prompts, rule_);
+  TD_LOG(info, "{}: {}", d.prompt_data, set.summary());
+  prompts_ = set.prompts;
+  evaluation_ = load_evaluation_sets(config_, tokenizer_, rule_);
+  for (const auto& line :
+       resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
+    TD_LOG(info, "{}", line);
+  order_.emplace(prompts_.size(), static_cast<std::uint64_t>(d.rollout_seed), d.rollout_shuffle);
+}
+
+// Room for max_running_requests samples of the longest prompt and answer, unless given.
+void TrainLoop::size_kv_cache() {
+  if (config_.engine.kv_cache_tokens) return;
+  std::size_t prompt = 0;
+  for (const Prompt& p : prompts_) prompt = std::max(prompt, p.ids.size());
+  for (const EvaluationSet& set : evaluation_)
+    for (const Prompt& p : set.prompts) prompt = std::max(prompt, p.ids.size());
+  const std::int64_t answer = std::max(config_.rollout.rollout_max_response_len.value(),
+                                       config_.evaluate.eval_max_response_len.value());
+  const std::int64_t blocks = (static_cast<std::int64_t>(prompt) + answer + 15) / 16 + 1;
+  config_.engine.kv_cache_tokens = blocks * 16 * config_.engine.max_running_requests;
+  TD_LOG(info, "kv_cache_tokens = {} (max_running_requests {} x {} blocks of 16: prompt {} + answer {})",
+         *config_.engine.kv_cache_tokens, config_.engine.max_running_requests, blocks, prompt, answer);
+}
+
+void TrainLoop::start_ranks() {
+  cluster_ = make_local_cluster(config_.logging.run_dir);
+  const std::string token = random_token();
+  cluster_->start({.rank = 0,
+                   .argv = {own_executable(), "rank"},
+                   .token = token,
+                   .config = dump_json_pretty(to_json(config_))});
+  const double start = monotonic_seconds();
+  auto ranks = cluster_->wait_ready(Deadline::after(config_.cluster.rank_start_timeout_seconds));
+  http::Address address = ranks.front().address;
+  address.token = token;
+  engine_.emplace(address, fetcher_);
+  trainer_.emplace(address, fetcher_);
+  maker_.emplace(*engine_, tokenizer_, progress_);
+  TD_LOG(info, "rank 0: process {} on {}, trainer and engine over one weight arena; ready in {}",
+         ranks.front().pid, ranks.front().host, human_seconds(monotonic_seconds() - start));
+}
+
+void TrainLoop::open() {
+  const std::string& folder = config_.logging.run_dir;
+  load_data();
+  size_kv_cache();
+  write_file_atomic(folder + "/config.json", dump_json_pretty(to_json(config_)));
+  sinks_.push_back(std::make_unique<JsonlSink>(folder + "/metrics.jsonl"));
+  sinks_.push_back(std::make_unique<ConsoleSink>(*config_.data.num_rollout));
+  if (config_.logging.use_tensorboard)
+    sinks_.push_back(std::make_unique<TensorBoardSink>(folder + "/tensorboard"));
+  if (config_.logging.save_rollouts) std::filesystem::create_directories(folder + "/rollouts");
+  start_ranks();
+}
+
+void TrainLoop::write_row(std::int64_t id, const Row& row) {
+  for (auto& sink : sinks_) sink->write(id, row);
+}
+
+void TrainLoop::save_rollout(std::int64_t id, const TrainBatch& batch) {
+  if (!config_.logging.save_rollouts) return;
+  write_file_atomic(
+      fmt::format("{}/rollouts/rollout_{:07d}.safetensors", config_.logging.run_dir, id),
+      encode_batch(batch));
+}
+
+void TrainLoop::step(std::int64_t id) {
+  const double start = monotonic_seconds();
+  Row row(train_declarations());
+
+  std::vector<RolloutItem> items;
+  for (const auto& drawn : order_->next(*config_.rollout.rollout_batch_size))
+    items.push_back({drawn.counter, drawn.index});
+  RolloutSetup setup{.phase = fmt::format("step {} rollout", id + 1),
+                     .samples_per_prompt = config_.rollout.n_samples_per_prompt,
+                     .params = {},
+                     .rule = rule_,
+                     .timeout_seconds = control_seconds()};
+  setup.params.max_new_tokens = config_.rollout.rollout_max_response_len.value();
+  setup.params.temperature = config_.rollout.rollout_temperature;
+  setup.params.seed = static_cast<std::uint64_t>(config_.algorithm.seed);
+  for (std::int64_t stop : config_.rollout.rollout_stop_token_ids)
+    setup.params.stop_token_ids.push_back(static_cast<TokenId>(stop));
+  TrainBatch batch{.samples = maker_->run(prompts_, items, setup),
+                   .advantages = {},
+                   .trainer_log_probs = {}};
+  const double generated = monotonic_seconds();
+
+  std::vector<std::uint64_t> prompt_ids;
+  std::vector<double> rewards;
+  for (const Sample& s : batch.samples) {
+    prompt_ids.push_back(s.prompt_id);
+    rewards.push_back(s.reward);
+  }
+  const auto advantages =
+      grpo_advantages(prompt_ids, rewards,
+                      {.rewards_normalization = config_.algorithm.rewards_normalization,
+                       .grpo_std_normalization = config_.algorithm.grpo_std_normalization});
+  batch.advantages = advantages.advantages;
+  add_rollout_metrics(row, batch.samples, advantages, generated - start, 1);
+  save_rollout(id, batch);
+
+  progress_.begin(fmt::format("step {} train", id + 1), 0, "micro-batches");
+  std::int64_t shown = 0;
+  const double train_start = monotonic_seconds();
+  const TrainResult trained = trainer_->train(
+      batch, *config_.data.num_rollout * config_.train.num_steps_per_rollout.value(),
+      Deadline::after(control_seconds()), [&](std::int64_t done, std::int64_t) {
+        if (done > shown) progress_.advance(done - shown);
+        shown = std::max(shown, done);
+      });
+  progress_.end();
+  add_train_metrics(row, trained, monotonic_seconds() - train_start);
+  for (const StepMetrics& m : trained.steps)
+    if (m.skipped)
+      TD_LOG(warn, "step {}: gradient norm {}: the optimizer step was skipped, no state changed",
+             id + 1, m.grad_norm);
+
+  add_update_metrics(
+      row, trainer_->update_weights(++weight_version_, Deadline::after(control_seconds())));
+  const double seconds = monotonic_seconds() - start;
+  row.add("perf/step_time", seconds);
+  row.add("perf/train_wait_time", seconds - row.value("perf/train_time"));
+  write_row(id, row);
+  if (evaluates_after(id)) evaluate_all(id);
+}
+
+bool TrainLoop::evaluates_after(std::int64_t id) const {
+  const bool last = id + 1 == *config_.data.num_rollout;
+  const auto interval = config_.evaluate.eval_interval;
+  return !evaluation_.empty() && (last || (interval && (id + 1) % *interval == 0));
+}
+
+void TrainLoop::evaluate_all(std::int64_t id) {
+  Row row(train_declarations());
+  for (EvaluationSet& set : evaluation_) {
+    evaluate(set, config_, *maker_, row);
+    console_line(fmt::format("evaluation '{}': mean reward {:.3f} over {} prompts", set.name, set.last,
+                             set.prompts.size()));
+  }
+  for (auto& sink : sinks_)
+    if (!dynamic_cast<ConsoleSink*>(sink.get())) sink->write(id, row);
+}
+
+void TrainLoop::run() {
+  trainer_->update_weights(++weight_version_, Deadline::after(control_seconds()));
+  if (!evaluation_.empty() && !config_.evaluate.skip_eval_before_train) evaluate_all(-1);
+  for (std::int64_t id = 0; id < *config_.data.num_rollout; ++id) step(id);
+  if (!config_.checkpoint.save_hf.empty()) {
+    std::string folder = config_.checkpoint.save_hf;
+    const std::string field = "{rollout_id}";
+    if (const auto at = folder.find(field); at != std::string::npos)
+      folder.replace(at, field.size(), std::to_string(*config_.data.num_rollout - 1));
+    trainer_->save_hf(std::filesystem::absolute(folder).string(), Deadline::after(control_seconds()));
+    TD_LOG(info, "{}: the trained model, a Hugging Face folder", folder);
+  }
+  for (const EvaluationSet& set : evaluation_)
+    console_line(evaluation_block(summarize(set, config_.logging.run_dir)));
+  if (evaluation_.empty()) console_line("run folder: " + config_.logging.run_dir);
+}
+
+std::string TrainLoop::with_cause(const std::string& what) {
+  std::string text = what;
+  if (cluster_)
+    for (const RankDeath& death : cluster_->deaths(Deadline::after(2))) text += "\n" + death.text;
+  return text;
+}
+
+}  // namespace
+
+int run_train(Config config, const std::vector<std::string>& notes) {
+  const auto resolved = resolve(config, this_host());
+  const std::string& folder = config.logging.run_dir;
+  std::filesystem::create_directories(folder + "/logs");
+  start_log({.role = "", .level = config.logging.log_level, .console_fd = 1, .file = folder + "/log.txt"});
+  TD_LOG(info, "run folder: {}", folder);
+  for (const auto& line : notes) TD_LOG(info, "{}", line);
+  for (const auto& line : resolved) TD_LOG(info, "{}", line);
+  TrainLoop loop(std::move(config));
+  try {
+    loop.open();
+    loop.run();
+  } catch (const Error& e) {
+    // The rank's own last words are the cause; without them only its closed socket would show.
+    throw Error(loop.with_cause(e.what()));
+  }
+  loop.close();
+  return 0;
+}
+
+}  // namespace tandem

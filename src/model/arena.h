@@ -1,0 +1,89 @@
+// The weight arena: one allocation that holds the compute weights of a role, in the kernels' own
+// layout, and the table that says where each Hugging Face tensor lies in it.
+//
+// A *storage* is what one kernel call reads: a matrix in panels (q, k and v fused; gate and up
+// fused) or a row-major vector. An *entry* is a Hugging Face tensor: a range of rows of one storage.
+// The flat parameter vector (gradients, master weights, moments) holds the storages' logical rows in
+// table order, row-major and without padding, so an entry and a fused storage are both contiguous
+// there. Tied heads have no entry of their own.
+//
+// With tensor parallelism every matrix is cut by output rows (the sum over inputs is never cut), so
+// a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/hf_config.h"
+#include "ops/weight.h"
+
+namespace tandem {
+
+enum class Layout : std::uint8_t { row_major, panels };
+
+struct ArenaStorage {
+  std::string name;  // "layers.3.qkv"
+  Layout layout = Layout::row_major;
+  std::int64_t rows = 0, cols = 0;  // vectors: [1, n]
+  std::int64_t offset_bytes = 0, bytes = 0;
+  std::int64_t flat_begin = 0;  // of its rows·cols elements in the flat vector
+};
+
+struct ArenaEntry {
+  std::string hf_name;
+  std::vector<std::int64_t> hf_shape;
+  std::int64_t storage = 0;
+  std::int64_t row_begin = 0, rows = 0;  // in the storage
+  std::int64_t global_row = 0;           // first row in the Hugging Face tensor
+  std::int64_t flat_begin = 0;           // of its rows·cols elements
+};
+
+struct ArenaLayout {
+  Element element = Element::f32;
+  std::vector<ArenaStorage> storages;
+  std::vector<ArenaEntry> entries;
+  std::int64_t bytes = 0;
+  std::int64_t flat_elements = 0;
+};
+
+// The table for one tensor-parallel rank. Pure. Error if heads, kv heads, hidden, intermediate or
+// vocabulary size do not divide by tp_size (the vocabulary by 16·tp_size when tp_size > 1).
+ArenaLayout make_arena_layout(const ModelConfig& config, Element element, std::int64_t tp_rank = 0,
+                              std::int64_t tp_size = 1);
+
+class Arena {
+ public:
+  explicit Arena(ArenaLayout layout);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  const ArenaLayout& layout() const { return layout_; }
+  std::int64_t version() const { return version_; }
+  const std::int64_t* version_address() const { return &version_; }
+  void set_version(std::int64_t version) { version_ = version; }
+
+  void* storage_data(std::int64_t storage) const;
+  // Index by name; Error if there is none.
+  std::int64_t storage_index(std::string_view name) const;
+
+  // Rows of an entry (row 0 is its first local row) from and to row-major f32.
+  void write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows, const float* source);
+  void read_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows, float* target) const;
+  // Elements [begin, end) of the flat vector, f32; cut to whole rows by the caller's choice of
+  // ranges is not needed. `source` points at element `begin`.
+  void write_flat(std::int64_t begin, std::int64_t end, const float* source);
+  // All elements, in flat order.
+  void read_flat(float* target) const;
+
+ private:
+  ArenaLayout layout_;
+  std::byte* memory_ = nullptr;
+  std::int64_t version_ = 0;
+};
+
+}  // namespace tandem

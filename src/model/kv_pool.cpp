@@ -1,0 +1,47 @@
+#include "model/kv_pool.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "base/check.h"
+
+namespace tandem {
+
+KvPool::KvPool(const AttentionShape& shape, Element element, std::int64_t num_layers,
+               std::int64_t num_blocks)
+    : shape_(shape),
+      num_layers_(num_layers),
+      num_blocks_(num_blocks),
+      element_bytes_(element == Element::f32 ? 4 : 2) {
+  TD_CHECK(num_blocks > 0, "KV cache: {} blocks found, at least 1 wanted", num_blocks);
+  const auto bytes = at::dtype(at::kByte);
+  k_ = at::empty({num_layers, num_blocks, shape.k_block_elements() * element_bytes_}, bytes);
+  v_ = at::empty({num_layers, num_blocks, shape.v_block_elements() * element_bytes_}, bytes);
+}
+
+std::int64_t KvPool::block_bytes(const AttentionShape& shape, Element element, std::int64_t layers) {
+  return layers * (shape.k_block_elements() + shape.v_block_elements()) *
+         (element == Element::f32 ? 4 : 2);
+}
+
+std::int64_t KvPool::bytes() const { return k_.numel() + v_.numel(); }
+
+void* KvPool::k_blocks(std::int64_t layer) {
+  return k_.data_ptr<std::uint8_t>() + (num_layers_ == 1 ? 0 : layer) * k_.stride(0);
+}
+
+void* KvPool::v_blocks(std::int64_t layer) {
+  return v_.data_ptr<std::uint8_t>() + (num_layers_ == 1 ? 0 : layer) * v_.stride(0);
+}
+
+void KvPool::copy_block(std::int32_t from, std::int32_t to) {
+  for (auto* t : {&k_, &v_}) {
+    auto* base = t->data_ptr<std::uint8_t>();
+    for (std::int64_t l = 0; l < num_layers_; ++l)
+      std::memcpy(base + l * t->stride(0) + to * t->stride(1),
+                  base + l * t->stride(0) + from * t->stride(1), t->stride(1));
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,39 @@
+// Keys and values of all layers in blocks of kBlockTokens positions; slot = block · 16 + offset.
+// A block of a layer holds K as [kv_head][head_dim][16] and V as [kv_head][16][padded head_dim],
+// so that scores come 16 keys at a time. A pool of one layer serves every layer of a training
+// forward in turn, since there a layer's keys are written just before they are read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "ops/functions.h"
+#include "ops/kernels/kernels.h"
+
+namespace tandem {
+
+class KvPool {
+ public:
+  KvPool(const AttentionShape& shape, Element element, std::int64_t num_layers,
+         std::int64_t num_blocks);
+
+  std::int64_t num_blocks() const { return num_blocks_; }
+  std::int64_t num_layers() const { return num_layers_; }
+  std::int64_t bytes() const;
+  // Bytes of one block over all layers.
+  static std::int64_t block_bytes(const AttentionShape& shape, Element element, std::int64_t layers);
+
+  // K and V blocks of a layer; a pool of one layer gives that one for every index.
+  void* k_blocks(std::int64_t layer);
+  void* v_blocks(std::int64_t layer);
+  // All layers: block `to` becomes a copy of block `from`.
+  void copy_block(std::int32_t from, std::int32_t to);
+
+ private:
+  AttentionShape shape_;
+  std::int64_t num_layers_, num_blocks_, element_bytes_;
+  at::Tensor k_, v_;  // uint8 [layers, blocks, bytes]
+};
+
+}  // namespace tandem

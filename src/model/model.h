@@ -1,0 +1,73 @@
+// The transformer, defined once for trainer and engine from a Hugging Face config, over an arena's
+// weights and tensor-parallel linear layers. A forward call takes tokens, positions and an attention
+// context; whether it records gradients is the caller's grad mode, nothing else differs.
+//
+// Exact mode: every linear layer is cut over ranks by output columns and its result gathered, so no
+// sum is cut and n ranks give the bits of one. Gradients need tp size 1 here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/group.h"
+#include "data/sample.h"
+#include "model/arena.h"
+#include "model/attention.h"
+#include "model/hf_config.h"
+#include "ops/functions.h"
+
+namespace tandem {
+
+class Model {
+ public:
+  // `grads`: f32 of arena.layout().flat_elements, or null for a model that is only read. The arena,
+  // the group (null: one rank) and `grads` must outlive the model.
+  Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads);
+
+  const ModelConfig& config() const { return config_; }
+  const AttentionShape& attention_shape() const { return shape_; }  // of this rank's heads
+  Element element() const { return arena_.layout().element; }
+
+  // Hidden states after the last norm: [tokens.size(), hidden]. The context and what it points to
+  // must live until backward is done.
+  at::Tensor forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
+                     const AttentionContext& context);
+  // f32 logits [rows.size(), vocab] of the given rows of `hidden`.
+  at::Tensor logits(const at::Tensor& hidden, std::span<const std::int64_t> rows);
+  const WeightView& head() const { return *head_; }
+  // Directs all gradients to a flat buffer of flat_elements; its old content is replaced by the first
+  // gradient that is written. Null: no gradients.
+  void set_grads(float* grads);
+  // Makes the last norm wrong by 2^-20, so that tests see what a difference of kernels looks like.
+  void perturb() { norm_offset_ = 0x1p-20f; }
+  // Zeroes what no backward has written since set_grads.
+  void finish_grads();
+
+ private:
+  struct Layer {
+    const WeightView *input_norm, *qkv, *qkv_bias, *o, *o_bias, *post_norm, *gate_up, *gate_up_bias,
+        *down, *down_bias;
+    LayerKv kv;
+    AttentionShape shape;  // with this layer's window
+  };
+  const WeightView* view(const std::string& name);
+  at::Tensor embed(std::span<const TokenId> tokens);
+  at::Tensor gather_columns(const at::Tensor& local);
+  at::Tensor run_layer(Layer& layer, const at::Tensor& x, std::span<const std::int32_t> positions);
+
+  ModelConfig config_;
+  Arena& arena_;
+  Group* group_;
+  AttentionShape shape_;
+  std::vector<std::unique_ptr<WeightView>> views_;  // one per storage, at stable addresses
+  std::vector<Layer> layers_;
+  const WeightView *embed_ = nullptr, *norm_ = nullptr, *head_ = nullptr;
+  float norm_offset_ = 0.0f;
+  at::Tensor cos_, sin_;  // f32 [max_position, head_dim / 2]
+};
+
+}  // namespace tandem

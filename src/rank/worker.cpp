@@ -1,0 +1,72 @@
+#include "rank/worker.h"
+
+#include <ATen/Parallel.h>
+
+#include <stdexcept>
+
+#include "base/check.h"
+#include "checkpoint/weights.h"
+#include "ops/kernels/kernels.h"
+
+namespace tandem {
+namespace {
+
+EngineLimits limits_of(const ModelConfig& model, const EngineConfig& config, std::int64_t blocks) {
+  return {.num_blocks = blocks,
+          .block_tokens = kBlockTokens,
+          .max_running = config.max_running_requests,
+          .max_prefill_tokens = config.max_prefill_tokens,
+          .context_length = model.max_position_embeddings,
+          .vocab_size = model.vocab_size,
+          .eos_token_ids = model.eos_ids};
+}
+
+}  // namespace
+
+std::string start_compute(const ComputeConfig& config) {
+  TD_CHECK(config.device != Device::cuda,
+           "--device: cuda is not built yet; use --device cpu");
+  const auto threads = static_cast<int>(config.threads_per_rank.value_or(1));
+  at::set_num_threads(threads);
+  at::set_num_interop_threads(1);
+  const std::string name(config.cpu_kernels == CpuKernels::automatic ? "auto"
+                                                                     : name_of(config.cpu_kernels));
+  TD_CHECK(kernels_by_name(name), "--cpu-kernels: '{}' does not run on this processor; use auto, which takes {}",
+           name, kernels_by_name("auto")->name);
+  select_kernels(name);
+  return fmt::format("compute: {} kernels, {} thread{}", kernels().name, threads,
+                     threads == 1 ? "" : "s");
+}
+
+Element compute_element(ComputeDtype dtype) {
+  return dtype == ComputeDtype::bfloat16 ? Element::bf16 : Element::f32;
+}
+
+Weights::Weights(const std::string& folder_path, Element element)
+    : folder(HfFolder::open(folder_path)), arena(make_arena_layout(folder.config(), element)) {
+  load_arena(folder, arena);
+}
+
+EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineConfig& config,
+                           std::int64_t kv_tokens, std::function<void()> wake)
+    : arena_(arena),
+      model_(folder.config(), arena, nullptr, nullptr),
+      pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
+            (kv_tokens + kBlockTokens - 1) / kBlockTokens),
+      runner_(model_, pool_),
+      mailbox_(std::move(wake)),
+      limits_(limits_of(folder.config(), config, pool_.num_blocks())),
+      published_(arena.version()) {
+  engine_ = std::make_unique<Engine>(
+      limits_,
+      [this](const StepPlan& plan, std::span<SampledToken> sampled) {
+        TD_CHECK(arena_.version() == published_,
+                 "engine: the weights were written (arena version {}) after the last update ({}); "
+                 "an update must publish them before the next step",
+                 arena_.version(), published_);
+        runner_.run(plan, sampled);
+      },
+      mailbox_);
+}
+
+}  // namespace tandem

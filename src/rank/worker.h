@@ -1,0 +1,59 @@
+// What a rank computes with: folder, arena, model, KV pool and engine, put together from a config.
+// Used by `tandem rank`, and alone by the commands that serve or generate without training.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/hf_folder.h"
+#include "comm/group.h"
+#include "config/config.h"
+#include "engine/engine.h"
+#include "engine/mailbox.h"
+#include "engine/runner.h"
+#include "model/arena.h"
+#include "model/kv_pool.h"
+#include "model/model.h"
+
+namespace tandem {
+
+// Threads and kernels of this process; before any other call. Returns a line for the log.
+std::string start_compute(const ComputeConfig& config);
+
+// The element type of --dtype for this processor and folder.
+Element compute_element(ComputeDtype dtype);
+
+// A model folder's weights in an arena.
+struct Weights {
+  Weights(const std::string& folder_path, Element element);
+  HfFolder folder;
+  Arena arena;
+};
+
+// An engine over an arena. Its step refuses to run on weights that no update has published.
+class EngineWorker {
+ public:
+  // kv_tokens: positions of the KV cache over all samples.
+  EngineWorker(const HfFolder& folder, Arena& arena, const EngineConfig& config,
+               std::int64_t kv_tokens, std::function<void()> wake);
+
+  Engine& engine() { return *engine_; }
+  Mailbox& mailbox() { return mailbox_; }
+  const EngineLimits& limits() const { return limits_; }
+  std::int64_t kv_bytes() const { return pool_.bytes(); }
+  void perturb() { model_.perturb(); }  // --debug-perturb-kernel engine
+  // The present content of the arena is what the engine serves from now on.
+  void publish() { published_ = arena_.version(); }
+
+ private:
+  Arena& arena_;
+  Model model_;
+  KvPool pool_;
+  Runner runner_;
+  Mailbox mailbox_;
+  EngineLimits limits_;
+  std::int64_t published_ = 0;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,46 @@
+// AdamW whose f32 master weights and moments are sharded over the group by ranges of the flat
+// parameter vector. Each rank sums the gradient of its own range over ranks in a fixed binary tree,
+// the norm comes from fixed chunks added in order, and nothing is written before the norm is known
+// to be finite. So one rank and n ranks hold the same bits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "comm/group.h"
+#include "model/arena.h"
+#include "ops/kernels/kernels.h"
+#include "trainer/gradients.h"
+
+namespace tandem {
+
+class ShardedAdamW {
+ public:
+  ShardedAdamW(std::int64_t flat_elements, Group& group);
+
+  std::int64_t begin() const { return begin_; }
+  std::int64_t end() const { return end_; }
+  std::span<float> master() const { return master_.span().subspan(0, end_ - begin_); }
+  std::int64_t steps() const { return steps_; }
+
+  // `grad`: this rank's subtree sum, all flat_elements; used as scratch. Returns the global norm.
+  // The step is taken only if the norm is finite; clip_grad 0: no clipping.
+  double step(float* grad, AdamWStep settings, double clip_grad);
+
+  // All ranks' masters into the arena: the in-place weight update.
+  void publish(Arena& arena);
+  // The whole flat vector on every rank.
+  void gather(std::span<float> flat);
+
+ private:
+  void sum_over_ranks(float* grad);
+  double global_norm(const float* grad);
+
+  std::int64_t flat_elements_;
+  Group& group_;
+  std::int64_t shard_, begin_, end_;
+  FlatBuffer master_, exp_avg_, exp_avg_sq_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,19 @@
+// The trainer's HTTP face. Handlers check on the server's thread and post the work; it runs on the
+// rank's compute thread between two engine steps, and the answer comes from there.
+#pragma once
+
+#include <functional>
+
+#include "http/server.h"
+#include "trainer/client.h"
+#include "trainer/trainer.h"
+#include "transfer/transfer.h"
+
+namespace tandem {
+
+using PostWork = std::function<void(std::function<void()>)>;
+
+// /trainer/train, /trainer/update_weights, /trainer/save_hf. All must outlive the server.
+void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, Transfer& transfer);
+
+}  // namespace tandem

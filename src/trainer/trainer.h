@@ -1,0 +1,56 @@
+// The seam of the trainers: what a rank asks of its trainer, whatever its mesh and sharding. All
+// ranks of the trainer's group call the same function with the same batch; the results are equal
+// on all of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf_folder.h"
+#include "comm/group.h"
+#include "config/config.h"
+#include "data/batch.h"
+#include "model/arena.h"
+#include "trainer/results.h"
+
+namespace tandem {
+
+// How far a train() call is, readable from any thread.
+struct TrainProgress {
+  std::atomic<std::int64_t> done{0}, total{0};  // micro-batches of this rank
+};
+
+class Trainer {
+ public:
+  virtual ~Trainer() = default;
+
+  TrainProgress progress;
+
+  // The optimizer steps of one rollout. A step with a non-finite gradient changes no state.
+  // total_steps: of the whole run, for the schedule.
+  virtual TrainResult train(const TrainBatch& batch, std::int64_t total_steps) = 0;
+  // The trainer's log-probability of every response token of every sample with loss_mask 1 (0 for
+  // others), without a gradient.
+  virtual std::vector<std::vector<float>> log_probs(const TrainBatch& batch) = 0;
+  // Writes the present weights as a Hugging Face folder (the group's rank 0 writes).
+  virtual void save_hf(const std::string& target) = 0;
+  virtual std::int64_t optimizer_steps() const = 0;
+};
+
+struct TrainerSetup {
+  TrainConfig train;
+  AlgorithmConfig algorithm;
+  OptimizerConfig optimizer;
+  double temperature = 1.0;  // of the rollout: logits are divided by it on both sides
+  bool perturb = false;      // --debug-perturb-kernel trainer
+};
+
+// The trainer of setup.train.train_backend. Folder, arena and group must outlive it; the arena
+// already holds the folder's weights.
+std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder, Arena& arena,
+                                      Group& group);
+
+}  // namespace tandem

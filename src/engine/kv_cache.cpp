@@ -9,8 +9,7 @@
 
 namespace tandem {
 
-KvCache::KvCache(std::int64_t num_blocks, std::int64_t block_tokens)
-    : block_tokens_(block_tokens) {
+KvCache::KvCache(std::int64_t num_blocks, std::int64_t block_tokens) : block_tokens_(block_tokens) {
   TD_CHECK(num_blocks > 0 && num_blocks <= INT32_MAX,
            "KV pool: {} blocks; wanted 1 to {}: give the engine more memory or a smaller model",
            num_blocks, INT32_MAX);

@@ -35,8 +35,7 @@ class KvCache {
   }
 
   // Free blocks that prepare_write(table, begin, end) would take.
-  std::int64_t blocks_to_write(const BlockTable& table, std::int64_t begin,
-                               std::int64_t end) const;
+  std::int64_t blocks_to_write(const BlockTable& table, std::int64_t begin, std::int64_t end) const;
 
   // Makes positions [begin, end) of `table` writable: appends blocks, replaces shared ones and
   // appends those copies to `copies`. The caller has asked blocks_to_write() first.
@@ -54,8 +53,7 @@ class KvCache {
 
   // Physical slot of a position: block * block_tokens + offset.
   std::int64_t slot(const BlockTable& table, std::int64_t position) const {
-    return std::int64_t{table[position / block_tokens_]} * block_tokens_ +
-           position % block_tokens_;
+    return std::int64_t{table[position / block_tokens_]} * block_tokens_ + position % block_tokens_;
   }
 
   // Compares counts and free list with all tables that exist; empty text when they agree, else a

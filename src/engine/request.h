@@ -16,11 +16,11 @@ namespace tandem {
 
 // What one engine can serve; fixed at its start.
 struct EngineLimits {
-  std::int64_t num_blocks = 0;      // KV blocks of the pool
-  std::int64_t block_tokens = 16;   // positions a block holds
-  std::int64_t max_running = 256;   // samples that decode in one step
+  std::int64_t num_blocks = 0;             // KV blocks of the pool
+  std::int64_t block_tokens = 16;          // positions a block holds
+  std::int64_t max_running = 256;          // samples that decode in one step
   std::int64_t max_prefill_tokens = 8192;  // prompt rows in one step
-  std::int64_t context_length = 0;  // prompt + answer, in tokens
+  std::int64_t context_length = 0;         // prompt + answer, in tokens
   std::int64_t vocab_size = 0;
   std::vector<TokenId> eos_token_ids;  // ModelConfig::eos_ids
 };
@@ -35,17 +35,17 @@ struct GenerateRequest {
 
 struct SampleResult {
   std::vector<TokenId> output_ids;
-  std::vector<float> log_probs;         // of each output id, at the request's temperature
-  std::vector<std::int64_t> versions;   // weight version that sampled each output id
+  std::vector<float> log_probs;        // of each output id, at the request's temperature
+  std::vector<std::int64_t> versions;  // weight version that sampled each output id
   FinishReason finish = FinishReason::none;
-  TokenId matched_stop = -1;            // the id that ended it, when finish is stop
-  std::int64_t num_preemptions = 0;     // how often its KV was dropped and computed again
+  TokenId matched_stop = -1;         // the id that ended it, when finish is stop
+  std::int64_t num_preemptions = 0;  // how often its KV was dropped and computed again
 };
 
 struct GenerateResult {
   std::string rid;
   std::int64_t prompt_tokens = 0;
-  std::int64_t weight_version = 0;  // the engine's when the last sample ended
+  std::int64_t weight_version = 0;    // the engine's when the last sample ended
   std::vector<SampleResult> samples;  // [n], in order of sample id
 };
 

@@ -30,7 +30,7 @@ class Runner {
 
   Model& model_;
   AttentionContext context_;
-  std::vector<SampleRow> rows_;      // the rest is scratch of sample(), kept between steps
+  std::vector<SampleRow> rows_;  // the rest is scratch of sample(), kept between steps
   std::vector<TokenId> tokens_;
   std::vector<float> log_probs_;
 };

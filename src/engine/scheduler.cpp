@@ -106,8 +106,7 @@ bool Scheduler::may_admit(const Sequence& s) const {
 // Blocks that the sample still has to get for the tokens it knows.
 std::int64_t Scheduler::blocks_wanted(const Sequence& s) const {
   const std::int64_t shared = older_sibling(s) == nullptr ? 0 : full_prompt_blocks(s);
-  return cache_.blocks_for(known(s)) -
-         std::max(shared, static_cast<std::int64_t>(s.blocks.size()));
+  return cache_.blocks_for(known(s)) - std::max(shared, static_cast<std::int64_t>(s.blocks.size()));
 }
 
 std::int64_t Scheduler::full_prompt_blocks(const Sequence& s) const {

@@ -98,7 +98,8 @@ class Scheduler {
   std::int64_t abort_prefix(std::string_view rid_prefix);
   std::int64_t abort_all() { return abort_prefix({}); }
 
-  // Gives all KV back; active samples wait again with their tokens kept. Not between plan and apply.
+  // Gives all KV back; active samples wait again with their tokens kept. Not between plan and
+  // apply.
   void retract_all();
 
   // True if no sample holds KV; the block order is then as new.
@@ -135,8 +136,8 @@ class Scheduler {
     GenerateRequest request;
     std::uint64_t key = 0;
     std::int64_t unfinished = 0;
-    bool prompt_computed = false;          // once: later all samples are on their own
-    std::vector<std::int32_t> sequences;   // [n]
+    bool prompt_computed = false;         // once: later all samples are on their own
+    std::vector<std::int32_t> sequences;  // [n]
   };
 
   std::int64_t prompt_length(const Sequence& s) const;

@@ -180,8 +180,7 @@ std::string Scheduler::find_fault() const {
     if (result.output_ids.size() != result.log_probs.size() ||
         result.output_ids.size() != result.versions.size()) {
       return fmt::format("sample {} has {} tokens, {} log-probabilities, {} versions", s.order,
-                         result.output_ids.size(), result.log_probs.size(),
-                         result.versions.size());
+                         result.output_ids.size(), result.log_probs.size(), result.versions.size());
     }
     if (s.state == State::active &&
         static_cast<std::int64_t>(s.blocks.size()) != cache_.blocks_for(s.computed) && !in_step_) {

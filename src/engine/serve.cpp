@@ -77,8 +77,9 @@ void abort_request(Face& face, const http::Request& request, const http::Respond
   TD_CHECK(all || !prefix.empty(),
            "rid: empty; name the request (all whose rid begins so), or send abort_all: true");
   if (all) prefix.clear();
-  face.mailbox.post(AbortCommand{
-      std::move(prefix), [respond](const ControlAnswer&) { respond({.content_type = "text/plain"}); }});
+  face.mailbox.post(AbortCommand{std::move(prefix), [respond](const ControlAnswer&) {
+                                   respond({.content_type = "text/plain"});
+                                 }});
 }
 
 void flush_cache(Face& face, const http::Respond& respond) {
@@ -147,9 +148,8 @@ void add_engine_routes(http::Server& server, Mailbox& mailbox, ServeOptions opti
     abort_request(*face, request, respond);
   });
   for (const char* method : {"GET", "POST"}) {
-    server.route(method, "/flush_cache", [face](const Request&, const Respond& respond) {
-      flush_cache(*face, respond);
-    });
+    server.route(method, "/flush_cache",
+                 [face](const Request&, const Respond& respond) { flush_cache(*face, respond); });
   }
   for (const char* path : {"/get_model_info", "/model_info"}) {
     server.route("GET", path, [face](const Request&, const Respond& respond) {

@@ -68,8 +68,7 @@ void check_request_fields(const Json& body) {
   static const std::vector<std::string> kHonoured = {
       "input_ids", "text", "sampling_params", "rid", "return_logprob", "sample_id", "evaluation",
       // These choose order, route or cache, never the tokens.
-      "priority", "routing_key", "extra_key", "cache_salt", "data_parallel_rank",
-      "routed_dp_rank"};
+      "priority", "routing_key", "extra_key", "cache_salt", "data_parallel_rank", "routed_dp_rank"};
   static const std::vector<DefaultOnly> kDefaultOnly = {
       {"stream", {false}},
       {"input_embeds", {}},
@@ -193,8 +192,7 @@ Json version_spans(const std::vector<std::int64_t>& versions) {
   for (std::size_t begin = 0; begin < versions.size();) {
     std::size_t end = begin;
     while (end < versions.size() && versions[end] == versions[begin]) ++end;
-    spans.push_back(
-        {{"version", std::to_string(versions[begin])}, {"start", begin}, {"end", end}});
+    spans.push_back({{"version", std::to_string(versions[begin])}, {"start", begin}, {"end", end}});
     begin = end;
   }
   return spans;
@@ -249,8 +247,7 @@ SampleResult read_sample(const Json& answer, const std::string& source) {
              dump_json(item));
     sample.log_probs.push_back(
         static_cast<float>(read_value<double>(item[0], source + ": output_token_logprobs")));
-    sample.output_ids.push_back(
-        read_value<TokenId>(item[1], source + ": output_token_logprobs"));
+    sample.output_ids.push_back(read_value<TokenId>(item[1], source + ": output_token_logprobs"));
   }
   for (const Json& span : require<Json>(meta, "weight_versions", source)) {
     const auto begin = require<std::uint64_t>(span, "start", source);

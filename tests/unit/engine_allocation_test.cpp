@@ -1,5 +1,5 @@
-// After warm-up neither the scheduler's step nor the engine's touches the heap: operator new of this
-// test program counts while a guard is alive.
+// After warm-up neither the scheduler's step nor the engine's touches the heap: operator new of
+// this test program counts while a guard is alive.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -19,11 +19,10 @@ const EngineLimits kLimits = {.num_blocks = 64,
 struct Bench {
   Mailbox mailbox;
   test::HashModel model{64, 4, 100};
-  Engine engine{kLimits,
-                [this](const StepPlan& plan, std::span<SampledToken> sampled) {
-                  model.run(plan, sampled);
-                },
-                mailbox};
+  Engine engine{
+      kLimits,
+      [this](const StepPlan& plan, std::span<SampledToken> sampled) { model.run(plan, sampled); },
+      mailbox};
   std::vector<GenerateResult> results;
 
   GenerateRequest request(const std::string& rid, std::int64_t n = 2, std::int64_t answer = 10) {

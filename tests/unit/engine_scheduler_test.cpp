@@ -1,5 +1,6 @@
 // The scheduler as a pure step: admission, sharing of prompts, chunked prefill, preemption, ends,
-// abort; and, over random load with a hash model on real slots, that no answer depends on the batch.
+// abort; and, over random load with a hash model on real slots, that no answer depends on the
+// batch.
 #include "engine/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -388,7 +389,9 @@ TEST(Scheduler, AbortEndsMatchingRequestsWithWhatTheyHave) {
 }
 
 GenerateRequest random_request(std::mt19937_64& random, int number) {
-  const auto below = [&](std::uint64_t bound) { return static_cast<std::int64_t>(random() % bound); };
+  const auto below = [&](std::uint64_t bound) {
+    return static_cast<std::int64_t>(random() % bound);
+  };
   GenerateRequest request = make_request(1 + below(24), 1 + below(5), below(26), "");
   request.rid = std::to_string(number);
   for (TokenId& token : request.prompt) token = static_cast<TokenId>(below(100));

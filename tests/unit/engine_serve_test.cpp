@@ -132,9 +132,9 @@ TEST_F(ServeTest, GroupsArriveAsTheEngineMadeThem) {
       EXPECT_EQ(sample.id, asked.first_sample_id + i);
       EXPECT_EQ(sample.prompt_id, id);
       EXPECT_EQ(sample.prompt_length(), static_cast<std::int64_t>(asked.prompt.size()));
-      EXPECT_EQ(std::vector<TokenId>(sample.tokens.begin() + sample.prompt_length(),
-                                     sample.tokens.end()),
-                wanted.output_ids);
+      EXPECT_EQ(
+          std::vector<TokenId>(sample.tokens.begin() + sample.prompt_length(), sample.tokens.end()),
+          wanted.output_ids);
       EXPECT_EQ(sample.log_probs, wanted.log_probs);
       EXPECT_EQ(sample.loss_mask.size(), wanted.output_ids.size());
       EXPECT_EQ(sample.weight_versions, std::vector<std::int64_t>(wanted.output_ids.size(), 7));
@@ -201,8 +201,8 @@ TEST_F(ServeTest, RefusalsSayWhyAndLeaveTheEngineAlone) {
   for (const Case& c : cases) {
     const http::Response response = post(c.path, c.body);
     EXPECT_EQ(response.status, 400) << c.body;
-    EXPECT_TRUE(http::error_message(response).starts_with(c.start))
-        << c.body << "\n" << response.body;
+    EXPECT_TRUE(http::error_message(response).starts_with(c.start)) << c.body << "\n"
+                                                                    << response.body;
   }
   EXPECT_EQ(mailbox_.stats().tokens_sampled, 0);
   EXPECT_EQ(client.get("/v1/completions", soon()).status, 404);
@@ -240,11 +240,12 @@ TEST_F(ServeTest, SaysWhatItIs) {
 TEST_F(ServeTest, ADeadEngineIsAnErrorThatNamesIt) {
   Groups groups(1);
   http::Fetcher fetcher;
-  http::Server idle({});
-  idle.route("GET", "/x", [](const http::Request&, const http::Respond&) {});
-  idle.start();
-  const int port = idle.port();
-  idle.stop();
+  int port = 0;
+  {
+    http::Server gone({});
+    gone.start();
+    port = gone.port();
+  }
   EngineClient client({.host = "127.0.0.1", .port = port}, fetcher);
   client.generate(make_group(5), soon(), groups.callback());
   ASSERT_EQ(groups.wait().size(), 1u);

@@ -49,7 +49,8 @@ TEST(Wire, ReadsOnePrompt) {
 }
 
 TEST(Wire, DefaultsAreThoseOfSglang) {
-  const GenerateCall call = parse(R"({"input_ids": [1], "sampling_params": {"temperature": null}})");
+  const GenerateCall call =
+      parse(R"({"input_ids": [1], "sampling_params": {"temperature": null}})");
   EXPECT_EQ(call.requests[0].params.max_new_tokens, 128);
   EXPECT_EQ(call.requests[0].params.temperature, 1.0);
   EXPECT_EQ(call.requests[0].n, 1);
@@ -119,7 +120,8 @@ TEST(Wire, RefusesByName) {
       {R"({"input_ids": [1], "sampling_params": {"top_p": 0.9}})", "sampling_params.top_p: 0.9"},
       {R"({"input_ids": [1], "sampling_params": {"top_k": 5}})", "sampling_params.top_k: 5"},
       {R"({"input_ids": [1], "sampling_params": {"min_p": 0.1}})", "sampling_params.min_p: 0.1"},
-      {R"({"input_ids": [1], "sampling_params": {"stop": ["."]}})", "sampling_params.stop: [\".\"]"},
+      {R"({"input_ids": [1], "sampling_params": {"stop": ["."]}})",
+       "sampling_params.stop: [\".\"]"},
       {R"({"input_ids": [1], "sampling_params": {"repetition_penalty": 1.1}})",
        "sampling_params.repetition_penalty:"},
       {R"({"input_ids": [1], "sampling_params": {"json_schema": "{}"}})",
@@ -185,7 +187,8 @@ TEST(Wire, AnswerArrivesBitForBit) {
   result.samples.resize(3);
   SampleResult& first = result.samples[0];
   for (int i = 0; i < 5000; ++i) {
-    const auto bits = static_cast<std::uint32_t>((random() & 0x7FFFFFu) | ((100u + random() % 33) << 23) | 0x80000000u);
+    const auto bits = static_cast<std::uint32_t>((random() & 0x7FFFFFu) |
+                                                 ((100u + random() % 33) << 23) | 0x80000000u);
     first.output_ids.push_back(static_cast<TokenId>(random() % 50000));
     first.log_probs.push_back(std::bit_cast<float>(bits));
     first.versions.push_back(i < 2000 ? 11 : 12);
@@ -207,8 +210,7 @@ TEST(Wire, AnswerArrivesBitForBit) {
   EXPECT_EQ(meta["completion_tokens"], 5000);
   EXPECT_EQ(meta["cached_tokens"], 0);
   EXPECT_EQ(meta["weight_version"], "12");
-  EXPECT_EQ(meta["weight_versions"],
-            Json::parse(R"([{"version": "11", "start": 0, "end": 2000},
+  EXPECT_EQ(meta["weight_versions"], Json::parse(R"([{"version": "11", "start": 0, "end": 2000},
                             {"version": "12", "start": 2000, "end": 5000}])"));
   EXPECT_EQ(answer[1]["meta_info"]["finish_reason"], (Json{{"type", "length"}, {"length", 0}}));
   const std::vector<SampleResult> samples = parse_generate_answer(answer, 3, "answer");
@@ -231,14 +233,13 @@ TEST(Wire, RefusesAnswersThatDoNotAddUp) {
     return "";
   };
   const std::string head = R"({"meta_info": {"finish_reason": {"type": "length"}, )";
-  const std::string whole =
-      head + R"("output_token_logprobs": [[-1.0, 3, null]],
+  const std::string whole = head + R"("output_token_logprobs": [[-1.0, 3, null]],
                 "weight_versions": [{"version": "1", "start": 0, "end": 1}]}})";
   EXPECT_EQ(fault(whole, 1), "");
   EXPECT_EQ(fault(whole, 2), "engine: 1 samples found, wanted 2");
-  EXPECT_NE(fault(head + R"("output_token_logprobs": [[-1.0, 3, null]], "weight_versions": []}})",
-                  1),
-            "");
+  EXPECT_NE(
+      fault(head + R"("output_token_logprobs": [[-1.0, 3, null]], "weight_versions": []}})", 1),
+      "");
   EXPECT_NE(fault(head + R"("output_token_logprobs": [], "weight_versions":
                             [{"version": "1", "start": 0, "end": 1}]}})",
                   1),

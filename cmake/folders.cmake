@@ -52,6 +52,12 @@ function(td_use_torch_pch target)
     target_precompile_headers(torch_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/torch_pch.h)
   endif()
   target_precompile_headers(${target} REUSE_FROM torch_pch)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    # The header is compiled with a library's -fPIC; gcc refuses it beside an executable's -fPIE.
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
 endfunction()
 
 # CPU kernels: src/<folder>/kernels/*_<isa>.cpp, one file per instruction set, chosen at run time.

@@ -35,7 +35,7 @@ if [ $oracle = yes ]; then
   note "$megabytes MB for .venv-oracle (transformers and its needs; torch is linked)"
   total=$((total + megabytes))
 fi
-note "$total MB of Python packages in all; about 2.5 GB of disk once unpacked and built"
+note "$total MB of Python packages in all; about 3.5 GB of disk once unpacked and built"
 
 if [ $packages = yes ]; then
   say "System packages"

@@ -42,7 +42,7 @@ FIXED = [
     "<|im_start|><|im_end|><|endoftext|>", "<|im_start", "<|im_end|", "|im_end|>", "<repo_name>x", "<reponame>", "<filename>a.py",
     "<file_sep>\n", "<gh_stars>10", "<jupyter_code>print(1)", "<empty_output>", "<issue_start><issue_comment>ok<issue_closed>",
     "<|im_end|>12", "12<|im_end|>", "<|IM_END|>", "< |im_end|>", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢", "𝟙𝟚𝟛", "\U0001f9ff\U0001fae0", "\U00020000",
-    "\u0378", "\ue000", "\U000e0041", "\ufffd", "\x00", "\x01\x02\x7f", "a\x00b", "µ ﬁ ŉ", "ǅ ʰ ª", "١٫٥", "五十",
+    "\u0378", "\ue000", "\U000e0041", "\ufffd", "\x00", "\x01\x02\x7f", "a\x00b", "\x04", "a\x06b\x13 \x16\x1d", "\U00040000", "x\U00100000 1", "µ ﬁ ŉ", "ǅ ʰ ª", "١٫٥", "五十",
 ]
 
 WORDS = ("the of and to in is that for it as was with be by on not he his but at are this have from or had an they "

@@ -1,0 +1,162 @@
+"""The real program on a tiny random model: a whole run with all its files, the same run twice, the
+same run under another engine limit, a perturbed kernel, a killed rank, and faulty command lines."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
+TANDEM = BUILD / "tandem"
+MODEL = ROOT / "models/SmolLM2-135M-Instruct"
+CLOCK = ("perf/", "time")
+
+
+def tiny_model(folder: pathlib.Path) -> pathlib.Path:
+    """A random two-layer llama with the demo model's tokenizer, so that real prompts fit."""
+    target = folder / "tiny"
+    subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", target, "--tokenizer", MODEL,
+                    "--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads", "2",
+                    "--intermediate-size", "80"], check=True)
+    return target
+
+
+class Train(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-e2e-"))
+        cls.model = tiny_model(cls.folder)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def flags(self, name, *more):
+        return ["train", "--hf-checkpoint", self.model, "--colocate",
+                "--prompt-data", ROOT / "examples/addition/train.jsonl",
+                "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
+                "--rm-type", "last-number", "--num-rollout", "3", "--rollout-batch-size", "4",
+                "--n-samples-per-prompt", "4", "--rollout-max-response-len", "12", "--rollout-shuffle",
+                "--lr", "1e-3", "--threads-per-rank", "1", "--run-dir", self.folder / name, *more]
+
+    def run_tandem(self, *arguments, code=0, timeout=300):
+        done = subprocess.run([TANDEM, *map(str, arguments)], capture_output=True, text=True,
+                              timeout=timeout, cwd=ROOT)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def rows(self, name):
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)} for line in lines]
+
+    def test_a_run_leaves_its_records_and_repeats_bit_for_bit(self):
+        evaluation = ["--eval-prompt-data", "addition", f"{ROOT}/examples/addition/eval.jsonl@[0:8]"]
+        saved = self.folder / "saved"
+        out = self.run_tandem(*self.flags("a", *evaluation, "--save-hf", saved))
+        for text in ("step 1/3", "gap 0", "evaluation 'addition'", "run folder: "):
+            self.assertIn(text, out)
+        rows = self.rows("a")
+        steps = [r for r in rows if "train/loss" in r]
+        self.assertEqual([r["step"] for r in steps], [0, 1, 2])
+        for row in steps:
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff"], 0)
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            self.assertGreater(row["train/grad_norm"], 0 if row["rollout/zero_std/count"] < 4 else -1)
+        self.assertEqual(len([r for r in rows if "eval/addition" in r]), 2)
+        for path in ("config.json", "log.txt", "logs/rank_0.log", "rollouts/rollout_0000002.safetensors"):
+            self.assertTrue((self.folder / "a" / path).exists(), path)
+        for path in ("config.json", "tokenizer.json", "chat_template.jinja"):
+            self.assertEqual((saved / path).read_bytes(), (self.model / path).read_bytes())
+        self.assertTrue((saved / "model.safetensors").exists())
+
+        # Again, with an engine that runs three samples at a time and prefills in pieces.
+        self.run_tandem(*self.flags("b", *evaluation, "--max-running-requests", "3",
+                                    "--max-prefill-tokens", "20"))
+        self.assertEqual(rows, self.rows("b"))
+        for step in range(3):
+            path = f"rollouts/rollout_{step:07d}.safetensors"
+            self.assertEqual((self.folder / "a" / path).read_bytes(),
+                             (self.folder / "b" / path).read_bytes())
+        self.run_tandem(*self.flags("c", *evaluation, "--seed", "7"))
+        self.assertNotEqual(rows, self.rows("c"))
+
+    def test_in_bf16_the_gap_is_zero_too(self):
+        self.run_tandem(*self.flags("bf16", "--dtype", "bfloat16", "--threads-per-rank", "2"))
+        for row in self.rows("bf16"):
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+
+    def test_a_perturbed_kernel_shows_in_the_gap(self):
+        for side in ("engine", "trainer"):
+            self.run_tandem(*self.flags(f"perturbed-{side}", "--debug-perturb-kernel", side))
+            for row in self.rows(f"perturbed-{side}"):
+                self.assertGreater(row["train/train_rollout_logprob_abs_diff_max"], 0)
+
+    def processes_of(self, name):
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except (OSError, ValueError):
+                continue
+            if entry.name.isdigit() and words[0].endswith(b"tandem") and len(words) > 1:
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                found.append((int(entry.name), words[1].decode(), int(stat[1])))
+        return found
+
+    def start_and_find_rank(self, name):
+        log = open(self.folder / f"{name}.out", "w")
+        driver = subprocess.Popen([TANDEM, *map(str, self.flags(name, "--num-rollout", "2000"))],
+                                  stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
+        deadline = time.monotonic() + 60
+        metrics = self.folder / name / "metrics.jsonl"
+        while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 0):
+            self.assertIsNone(driver.poll(), (self.folder / f"{name}.out").read_text())
+            time.sleep(0.1)
+        ranks = [pid for pid, command, parent in self.processes_of(name)
+                 if command == "rank" and parent == driver.pid]
+        self.assertEqual(len(ranks), 1)
+        return driver, ranks[0]
+
+    def test_a_killed_rank_ends_the_run_with_the_cause(self):
+        driver, rank = self.start_and_find_rank("killed-rank")
+        os.kill(rank, signal.SIGKILL)
+        self.assertEqual(driver.wait(timeout=20), 1)
+        text = (self.folder / "killed-rank.out").read_text()
+        self.assertIn("rank 0", text)
+        self.assertIn("killed by signal 9", text)
+
+    def test_a_killed_driver_leaves_nothing(self):
+        driver, rank = self.start_and_find_rank("killed-driver")
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and os.path.exists(f"/proc/{rank}"):
+            time.sleep(0.05)
+        self.assertFalse(os.path.exists(f"/proc/{rank}"))
+
+    def test_all_faults_of_a_command_line_come_at_once(self):
+        out = self.run_tandem("train", "--hf-checkpoint", "nowhere", "--rollout-batch-size", "0",
+                              "--rollout-temprature", "1", "--use-tis", "--lr", "fast", code=2)
+        for text in ("nowhere", "--rollout-batch-size", "--rollout-temperature", "--use-tis", "fast"):
+            self.assertIn(text, out)
+
+    def test_a_damaged_model_is_refused_before_anything_runs(self):
+        broken = self.folder / "broken"
+        shutil.copytree(self.model, broken)
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        out = self.run_tandem(*self.flags("broken-run", "--hf-checkpoint", broken), code=1)
+        self.assertIn("model.safetensors", out)
+        self.assertFalse((self.folder / "broken-run" / "metrics.jsonl").exists()
+                         and (self.folder / "broken-run" / "metrics.jsonl").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

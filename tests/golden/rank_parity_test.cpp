@@ -1,0 +1,110 @@
+// The model against transformers (eager attention, f32): numbers made by tools/make_tiny_models.py.
+// Log-probabilities within 1e-4 through the trainer's and the engine's path, loss within 1e-5, each
+// parameter's gradient norm within 1e-4 relative, greedy continuations equal. And the two paths
+// against each other: equal bit for bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "base/json.h"
+#include "rank/worker.h"
+#include "trainer/score.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kGolden = std::string(TANDEM_SOURCE_DIR) + "/tests/golden/";
+
+using Ids = std::vector<TokenId>;
+
+Ids greedy(Weights& weights, const Ids& prompt, std::int64_t count) {
+  EngineWorker worker(weights.folder, weights.arena, EngineConfig{}, 4096, {});
+  GenerateRequest request{.rid = "greedy", .prompt = prompt, .n = 1, .first_sample_id = 0, .params = {}};
+  request.params.temperature = 0;
+  request.params.max_new_tokens = count;
+  request.params.ignore_eos = true;
+  Ids out;
+  worker.engine().add(request, [&](GenerateResult r) { out = r.samples.at(0).output_ids; });
+  while (worker.engine().step()) {
+  }
+  return out;
+}
+
+void check_sequence(Weights& weights, const Json& expected) {
+  const auto ids = expected.at("input_ids").get<Ids>();
+  const auto want = expected.at("logprobs").get<std::vector<double>>();
+  Scorer scorer(weights.folder.config(), weights.arena, expected.contains("gradient_norms"));
+  const Score trainer = scorer.through_trainer(ids), engine = scorer.through_engine(ids);
+  ASSERT_EQ(trainer.log_probs.size(), want.size());
+  for (std::size_t i = 0; i < want.size(); ++i)
+    ASSERT_NEAR(trainer.log_probs[i], want[i], 1e-4) << "token " << i + 1;
+  EXPECT_EQ(trainer.log_probs, engine.log_probs);
+  if (expected.contains("loss")) {
+    EXPECT_NEAR(trainer.loss, expected.at("loss").get<double>(), 1e-5);
+  }
+  if (!expected.contains("gradient_norms")) return;
+  std::size_t seen = 0;
+  for (const auto& [name, norm] : expected.at("gradient_norms").items()) {
+    if (!trainer.gradient_norms.count(name)) continue;  // a tied head has no entry of its own
+    ++seen;
+    const double w = norm.get<double>();
+    EXPECT_NEAR(trainer.gradient_norms.at(name), w, 1e-4 * w + 1e-9) << name;
+  }
+  EXPECT_EQ(seen, trainer.gradient_norms.size());
+}
+
+class TinyModel : public testing::TestWithParam<std::string> {};
+
+TEST_P(TinyModel, AgreesWithTransformers) {
+  const std::string folder = kGolden + "tiny/" + GetParam();
+  const Json expected = read_json_file(folder + "/expected.json");
+  Weights weights(folder, Element::f32);
+  for (const Json& sequence : expected.at("sequences")) check_sequence(weights, sequence);
+  const Json& g = expected.at("greedy");
+  EXPECT_EQ(greedy(weights, g.at("input_ids").get<Ids>(), 24), g.at("tokens").get<Ids>());
+}
+
+// In bf16 the two paths agree bit for bit too, and stay near the f32 numbers.
+TEST_P(TinyModel, InBf16TrainerAndEngineAgree) {
+  const std::string folder = kGolden + "tiny/" + GetParam();
+  const Json expected = read_json_file(folder + "/expected.json");
+  Weights weights(folder, Element::bf16);
+  Scorer scorer(weights.folder.config(), weights.arena, false);
+  for (const Json& sequence : expected.at("sequences")) {
+    const auto ids = sequence.at("input_ids").get<Ids>();
+    const auto want = sequence.at("logprobs").get<std::vector<double>>();
+    const Score trainer = scorer.through_trainer(ids);
+    EXPECT_EQ(trainer.log_probs, scorer.through_engine(ids).log_probs);
+    double sum = 0;
+    for (std::size_t i = 0; i < want.size(); ++i) sum += std::abs(trainer.log_probs[i] - want[i]);
+    EXPECT_LT(sum / static_cast<double>(want.size()), 0.05);
+  }
+}
+
+std::vector<std::string> tiny_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(kGolden + "tiny")) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, TinyModel, testing::ValuesIn(tiny_models()),
+                         [](const auto& info) { return info.param; });
+
+TEST(SmolLm2, AgreesWithTransformers) {
+  const std::string folder = std::string(TANDEM_SOURCE_DIR) + "/models/SmolLM2-135M-Instruct";
+  ASSERT_TRUE(fs::exists(folder + "/config.json")) << folder << ": run scripts/setup.sh --all";
+  const Json expected = read_json_file(kGolden + "smollm2_expected.json");
+  Weights weights(folder, Element::f32);
+  for (const Json& sequence : expected.at("sequences")) {
+    check_sequence(weights, sequence);
+    if (sequence.contains("greedy"))
+      EXPECT_EQ(greedy(weights, sequence.at("input_ids").get<Ids>(), 24),
+                sequence.at("greedy").at("tokens").get<Ids>());
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,133 @@
+// Arena tables and tensor parallelism: two ranks over Gloo (as threads) give the logits of one rank
+// bit for bit, and every Hugging Face row lies where the table says.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "model/model.h"
+
+namespace tandem {
+namespace {
+
+ModelConfig tiny(bool tied) {
+  ModelConfig c;
+  c.family = "qwen3";
+  c.architecture = "Qwen3ForCausalLM";
+  c.vocab_size = 66;
+  c.hidden_size = 28;
+  c.intermediate_size = 44;
+  c.num_layers = 3;
+  c.num_heads = 4;
+  c.num_kv_heads = 2;
+  c.head_dim = 6;
+  c.max_position_embeddings = 64;
+  c.tie_word_embeddings = tied;
+  c.qkv_bias = true;
+  c.qk_norm = true;
+  c.sliding_windows = {0, 5, 0};
+  return c;
+}
+
+// A value for each row and column of a Hugging Face tensor, the same on every rank.
+float value(const std::string& name, std::int64_t row, std::int64_t col) {
+  const auto h = std::hash<std::string>{}(name) % 1000;
+  return static_cast<float>(static_cast<int>((h * 31 + row * 131 + col * 17) % 201) - 100) / 400.0f;
+}
+
+void fill(Arena& arena) {
+  for (const ArenaEntry& e : arena.layout().entries) {
+    const std::int64_t cols = arena.layout().storages[e.storage].cols;
+    std::vector<float> rows(static_cast<std::size_t>(e.rows * cols));
+    for (std::int64_t r = 0; r < e.rows; ++r)
+      for (std::int64_t c = 0; c < cols; ++c) rows[r * cols + c] = value(e.hf_name, e.global_row + r, c);
+    arena.write_rows(e, 0, e.rows, rows.data());
+  }
+}
+
+std::vector<float> logits(const ModelConfig& config, Element element, Group& group) {
+  Arena arena(make_arena_layout(config, element, group.rank(), group.size()));
+  fill(arena);
+  Model model(config, arena, &group, nullptr);
+  const c10::AutoGradMode no_grad(false);
+  const std::vector<TokenId> tokens{3, 65, 0, 33, 32, 8, 7, 6, 5, 4, 3, 2, 1, 60, 61, 62, 63, 64};
+  const auto n = static_cast<std::int64_t>(tokens.size());
+  KvPool pool(model.attention_shape(), element, config.num_layers, 2);
+  const std::vector<std::int32_t> blocks{1, 0};
+  AttentionContext context{.pool = &pool, .segments = {}, .writes = {}};
+  context.segments.push_back({.row_begin = 0, .num_rows = n, .position_begin = 0, .blocks = blocks.data(), .num_blocks = 2});
+  std::vector<std::int32_t> positions;
+  std::vector<std::int64_t> rows;
+  for (std::int64_t i = 0; i < n; ++i) {
+    positions.push_back(static_cast<std::int32_t>(i));
+    rows.push_back(i);
+    context.writes.push_back({i, blocks[i / 16] * 16 + i % 16});
+  }
+  const auto z = model.logits(model.forward(tokens, positions, context), rows).contiguous();
+  return {z.data_ptr<float>(), z.data_ptr<float>() + z.numel()};
+}
+
+TEST(TensorParallel, TwoRanksGiveTheLogitsOfOne) {
+  for (bool tied : {false, true})
+    for (Element e : {Element::f32, Element::bf16}) {
+      Group alone = Group::alone("tp");
+      const auto one = logits(tiny(tied), e, alone);
+      const Store server = Store::serve("127.0.0.1", 0, 30);
+      std::vector<float> two[2];
+      std::vector<std::thread> ranks;
+      for (int r = 0; r < 2; ++r)
+        ranks.emplace_back([&, r] {
+          const Store client = Store::connect("127.0.0.1", server.port(), 30);
+          Group group = Group::gloo(client, "tp", r, 2);
+          two[r] = logits(tiny(tied), e, group);
+        });
+      for (auto& t : ranks) t.join();
+      EXPECT_EQ(one.size(), 18u * 66u);
+      EXPECT_EQ(0, std::memcmp(one.data(), two[0].data(), one.size() * 4));
+      EXPECT_EQ(two[0], two[1]);
+    }
+}
+
+TEST(Arena, FusedStoragesHoldEachTensorInItsPlace) {
+  for (Element e : {Element::f32, Element::bf16}) {
+    Arena arena(make_arena_layout(tiny(false), e));
+    fill(arena);
+    std::vector<float> flat(static_cast<std::size_t>(arena.layout().flat_elements));
+    arena.read_flat(flat.data());
+    std::int64_t end = 0;
+    for (const ArenaEntry& entry : arena.layout().entries) {
+      const std::int64_t cols = arena.layout().storages[entry.storage].cols;
+      EXPECT_EQ(entry.flat_begin, end);
+      end += entry.rows * cols;
+      for (std::int64_t r = 0; r < entry.rows; ++r)
+        for (std::int64_t c = 0; c < cols; ++c)
+          ASSERT_NEAR(flat[entry.flat_begin + r * cols + c], value(entry.hf_name, r, c), 2e-3) << entry.hf_name;
+    }
+    EXPECT_EQ(end, arena.layout().flat_elements);
+    // Back through the optimizer's door.
+    std::vector<float> again(flat.size());
+    Arena copy(make_arena_layout(tiny(false), e));
+    copy.write_flat(0, end, flat.data());
+    copy.read_flat(again.data());
+    EXPECT_EQ(flat, again);
+  }
+}
+
+TEST(Arena, ACutThatDoesNotDivideIsRefusedByName) {
+  ModelConfig c = tiny(false);
+  c.num_heads = c.num_kv_heads = 3;
+  EXPECT_THROW(make_arena_layout(c, Element::f32, 0, 2), Error);
+  c = tiny(false);
+  c.vocab_size = 65;
+  try {
+    make_arena_layout(c, Element::f32, 0, 2);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("embed_tokens"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,251 @@
+// The trainer on a tiny model: sharing, layouts and ranks change no bit (or only the last ones where
+// that is promised), denominators are those of Miles, and a bad gradient changes nothing.
+#include "trainer/fsdp.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "checkpoint/weights.h"
+
+namespace tandem {
+namespace {
+
+const std::string kFolder = std::string(TANDEM_SOURCE_DIR) + "/tests/golden/tiny/llama_odd";
+
+// `groups` prompts × `n` samples with lengths 1 to 9, random tokens and advantages.
+TrainBatch random_batch(std::int64_t groups, std::int64_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  auto token = [&] { return static_cast<TokenId>(3 + random() % 90); };
+  TrainBatch batch;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    std::vector<TokenId> prompt(5 + random() % 30);
+    for (TokenId& t : prompt) t = token();
+    for (std::int64_t i = 0; i < n; ++i) {
+      Sample s;
+      s.id = static_cast<std::uint64_t>(g * n + i);
+      s.prompt_id = static_cast<std::uint64_t>(g);
+      s.tokens = prompt;
+      s.response_length = 1 + static_cast<std::int64_t>(random() % 9);
+      for (std::int64_t t = 0; t < s.response_length; ++t) {
+        s.tokens.push_back(token());
+        s.log_probs.push_back(-2.0f);
+        s.loss_mask.push_back(random() % 5 != 0);
+        s.weight_versions.push_back(1);
+      }
+      s.loss_mask[0] = 1;
+      batch.samples.push_back(s);
+      batch.advantages.push_back(static_cast<float>(static_cast<int>(random() % 200) - 100) / 50.0f);
+    }
+  }
+  return batch;
+}
+
+struct Outcome {
+  StepMetrics metrics;
+  std::vector<float> weights;  // flat, after the step
+  std::vector<std::vector<float>> log_probs;
+};
+
+TrainerSetup setup_of(bool share, std::int64_t cap = 4096) {
+  TrainerSetup setup;
+  setup.train.share_prompt = share;
+  setup.train.max_tokens_per_gpu = cap;
+  setup.train.num_steps_per_rollout = 1;
+  setup.optimizer.lr = 1e-2;
+  return setup;
+}
+
+Outcome run(const TrainerSetup& setup, const TrainBatch& batch, Group& group,
+            Element element = Element::f32, int steps = 2) {
+  const HfFolder folder = HfFolder::open(kFolder);
+  Arena arena(make_arena_layout(folder.config(), element));
+  load_arena(folder, arena);
+  FsdpTrainer trainer(setup, folder, arena, group);
+  Outcome out;
+  out.log_probs = trainer.log_probs(batch);
+  for (int s = 0; s < steps; ++s) out.metrics = trainer.train(batch, steps).steps.at(0);
+  out.weights.resize(static_cast<std::size_t>(arena.layout().flat_elements));
+  arena.read_flat(out.weights.data());
+  return out;
+}
+
+Outcome run_alone(const TrainerSetup& setup, const TrainBatch& batch, Element element = Element::f32,
+                  int steps = 2) {
+  Group one = Group::alone("trainer");
+  return run(setup, batch, one, element, steps);
+}
+
+void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.log_probs, b.log_probs);
+  EXPECT_EQ(a.metrics.loss, b.metrics.loss);
+  EXPECT_EQ(a.metrics.grad_norm, b.metrics.grad_norm);
+  EXPECT_EQ(a.metrics.rollout_abs_diff, b.metrics.rollout_abs_diff);
+  EXPECT_EQ(a.metrics.rollout_abs_diff_max, b.metrics.rollout_abs_diff_max);
+  ASSERT_EQ(a.weights.size(), b.weights.size());
+  EXPECT_EQ(0, std::memcmp(a.weights.data(), b.weights.data(), a.weights.size() * 4));
+}
+
+TEST(Fsdp, ASharedPromptChangesNoLogProbabilityAndHardlyAGradient) {
+  const auto batch = random_batch(4, 4, 1);
+  for (Element e : {Element::f32, Element::bf16}) {
+    const Outcome shared = run_alone(setup_of(true), batch, e, 1);
+    const Outcome alone = run_alone(setup_of(false), batch, e, 1);
+    EXPECT_EQ(shared.log_probs, alone.log_probs);
+    EXPECT_LT(shared.metrics.forward_tokens, alone.metrics.forward_tokens);
+    if (e == Element::f32) {
+      EXPECT_NEAR(shared.metrics.grad_norm, alone.metrics.grad_norm, 1e-5 * alone.metrics.grad_norm);
+    }
+  }
+}
+
+TEST(Fsdp, LogProbabilitiesDoNotDependOnTheMicroBatches) {
+  const auto batch = random_batch(4, 4, 2);
+  const Outcome large = run_alone(setup_of(true), batch, Element::f32, 1);
+  const Outcome small = run_alone(setup_of(true, 20), batch, Element::f32, 1);
+  EXPECT_GT(small.metrics.micro_batches, large.metrics.micro_batches);
+  EXPECT_EQ(large.log_probs, small.log_probs);
+  EXPECT_NEAR(large.metrics.loss, small.metrics.loss, 1e-7);
+  EXPECT_NEAR(large.metrics.grad_norm, small.metrics.grad_norm, 1e-5 * large.metrics.grad_norm);
+}
+
+// Two ranks over Gloo, as threads: loss, gradient norm and weights after two steps are those of one.
+TEST(Fsdp, TwoRanksEqualOneBitForBit) {
+  const auto batch = random_batch(8, 3, 3);
+  for (Element e : {Element::f32, Element::bf16}) {
+    const Outcome one = run_alone(setup_of(true), batch, e);
+    const Store server = Store::serve("127.0.0.1", 0, 30);
+    Outcome two[2];
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < 2; ++r)
+      ranks.emplace_back([&, r] {
+        const Store client = Store::connect("127.0.0.1", server.port(), 30);
+        Group group = Group::gloo(client, "trainer", r, 2, {.timeout_seconds = 60});
+        two[r] = run(setup_of(true), batch, group, e);
+      });
+    for (auto& t : ranks) t.join();
+    expect_same(one, two[0]);
+    expect_same(one, two[1]);
+  }
+}
+
+TEST(Fsdp, TheOrderOfArrivalChangesNothing) {
+  const auto batch = random_batch(4, 4, 4);
+  TrainBatch turned;
+  for (std::size_t i = batch.samples.size(); i-- > 0;) {
+    turned.samples.push_back(batch.samples[i]);
+    turned.advantages.push_back(batch.advantages[i]);
+  }
+  const Outcome a = run_alone(setup_of(true), batch), b = run_alone(setup_of(true), turned);
+  EXPECT_EQ(a.metrics.grad_norm, b.metrics.grad_norm);
+  EXPECT_EQ(a.weights, b.weights);
+}
+
+// At ratio 1 a token's loss is -A. Mean per sample, then over samples; or over tokens.
+TEST(Fsdp, LossDenominatorsAreThoseOfTheGlobalBatch) {
+  TrainBatch batch = random_batch(2, 2, 5);
+  double samples = 0, tokens = 0, count = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    double n = 0;
+    for (auto m : batch.samples[i].loss_mask) n += m;
+    samples -= batch.advantages[i] / 4;
+    tokens -= batch.advantages[i] * n;
+    count += n;
+  }
+  auto setup = setup_of(true);
+  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss, samples, 1e-6);
+  setup.train.calculate_per_token_loss = true;
+  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss, tokens / count, 1e-6);
+  // A sample without loss tokens counts in the mean over samples and adds no token.
+  auto& mask = batch.samples[3].loss_mask;
+  double masked = 0;
+  for (auto m : mask) masked += m;
+  std::fill(mask.begin(), mask.end(), std::uint8_t{0});
+  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss,
+              (tokens + batch.advantages[3] * masked) / (count - masked), 1e-6);
+  for (Sample& s : batch.samples) std::fill(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{0});
+  const Outcome none = run_alone(setup, batch, Element::f32, 1);
+  EXPECT_EQ(none.metrics.loss, 0.0);
+  EXPECT_EQ(none.metrics.grad_norm, 0.0);
+}
+
+TEST(Fsdp, AGradientThatIsNotFiniteChangesNoState) {
+  const auto good = random_batch(2, 2, 6);
+  auto bad = good;
+  bad.advantages[1] = NAN;
+  Group one = Group::alone("trainer");
+  const HfFolder folder = HfFolder::open(kFolder);
+  Arena arena(make_arena_layout(folder.config(), Element::f32));
+  load_arena(folder, arena);
+  FsdpTrainer trainer(setup_of(true), folder, arena, one);
+  trainer.train(good, 9);
+  std::vector<float> before(static_cast<std::size_t>(arena.layout().flat_elements)), after = before;
+  arena.read_flat(before.data());
+  const auto version = arena.version();
+  const StepMetrics m = trainer.train(bad, 9).steps.at(0);
+  arena.read_flat(after.data());
+  EXPECT_TRUE(m.skipped);
+  EXPECT_TRUE(std::isnan(m.grad_norm));
+  EXPECT_EQ(before, after);
+  EXPECT_EQ(arena.version(), version);
+  EXPECT_EQ(trainer.optimizer_steps(), 1);
+  // The run goes on as if the bad batch had never been.
+  const StepMetrics next = trainer.train(good, 9).steps.at(0);
+  const Outcome unbroken = run_alone(setup_of(true), good, Element::f32, 2);
+  EXPECT_EQ(next.grad_norm, unbroken.metrics.grad_norm);
+}
+
+TEST(Fsdp, SeveralOptimizerStepsUseTheLogProbabilitiesFromBeforeTheFirst) {
+  const auto batch = random_batch(4, 2, 7);
+  auto setup = setup_of(true);
+  setup.train.num_steps_per_rollout = 2;
+  Group one = Group::alone("trainer");
+  const HfFolder folder = HfFolder::open(kFolder);
+  Arena arena(make_arena_layout(folder.config(), Element::f32));
+  load_arena(folder, arena);
+  FsdpTrainer trainer(setup, folder, arena, one);
+  const auto steps = trainer.train(batch, 2).steps;
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0].ppo_kl, 0.0);  // the forward-only pass and the step agree exactly
+  EXPECT_EQ(steps[0].pg_clipfrac, 0.0);
+  EXPECT_NE(steps[1].ppo_kl, 0.0);
+  EXPECT_EQ(steps[0].num_samples, 4);
+}
+
+TEST(GradientTree, AddsLeavesInABinaryTree) {
+  GradientTree tree(1);
+  tree.begin_batch();
+  // 2^24 + 1 is not a float: the order of additions shows.
+  for (float leaf : {16777216.0f, 1.0f, 1.0f, 1.0f}) {
+    *tree.begin_leaf() = leaf;
+    tree.end_leaf();
+  }
+  EXPECT_EQ(*tree.total(), (16777216.0f + 1.0f) + (1.0f + 1.0f));
+  EXPECT_EQ(*tree.total(), 16777218.0f);
+}
+
+TEST(PackedBatch, LaysOutSharedPromptsOnce) {
+  const auto batch = random_batch(1, 3, 8);
+  std::vector<const Sample*> samples;
+  std::int64_t rows = batch.samples[0].prompt_length();
+  for (const Sample& s : batch.samples) {
+    samples.push_back(&s);
+    rows += s.response_length - 1;
+  }
+  const PackedBatch packed(samples, true);
+  EXPECT_EQ(packed.num_rows(), rows);
+  std::int64_t tokens = 0;
+  for (const Sample& s : batch.samples)
+    tokens += std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1});
+  EXPECT_EQ(static_cast<std::int64_t>(packed.loss.size()), tokens);
+  // Each key row of a segment holds the token at that position of the sequence.
+  for (const Segment& seg : packed.context.segments)
+    for (std::int64_t p = 0; p < seg.position_begin + seg.num_rows; ++p)
+      EXPECT_EQ(packed.positions[seg.key_rows[p]], p);
+}
+
+}  // namespace
+}  // namespace tandem

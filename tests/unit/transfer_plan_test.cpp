@@ -1,0 +1,139 @@
+// Plans over several layouts: every target row is covered once, from the process that already has
+// it if there is one, and what does not fit is refused by name.
+#include "transfer/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/check.h"
+#include "transfer/transfer.h"
+
+namespace tandem {
+namespace {
+
+ModelConfig tiny() {
+  ModelConfig c;
+  c.family = "llama";
+  c.vocab_size = 64;
+  c.hidden_size = 24;
+  c.intermediate_size = 40;
+  c.num_layers = 2;
+  c.num_heads = 4;
+  c.num_kv_heads = 2;
+  c.head_dim = 6;
+  c.sliding_windows = {0, 0};
+  return c;
+}
+
+std::vector<ArenaLayout> layouts(std::int64_t n, Element e = Element::f32) {
+  std::vector<ArenaLayout> out;
+  for (std::int64_t r = 0; r < n; ++r) out.push_back(make_arena_layout(tiny(), e, r, n));
+  return out;
+}
+
+std::vector<TransferSide> sides(const std::vector<ArenaLayout>& l, bool shared, std::int64_t first_process) {
+  std::vector<TransferSide> out;
+  for (std::size_t i = 0; i < l.size(); ++i)
+    out.push_back({&l[i], first_process + static_cast<std::int64_t>(i), shared});
+  return out;
+}
+
+void expect_covered(const TransferPlan& plan, const std::vector<ArenaLayout>& targets) {
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, int> rows;
+  for (const TransferBox& b : plan.boxes)
+    for (std::int64_t r = 0; r < b.rows; ++r) ++rows[{b.target_rank, b.target_entry, b.target_row + r}];
+  std::size_t want = 0;
+  for (const ArenaLayout& l : targets)
+    for (const ArenaEntry& e : l.entries) want += static_cast<std::size_t>(e.rows);
+  EXPECT_EQ(rows.size(), want);
+  for (const auto& [key, count] : rows) EXPECT_EQ(count, 1);
+}
+
+TEST(TransferPlan, CoversEveryRowOnceForAnyCut) {
+  for (std::int64_t from : {1, 2})
+    for (std::int64_t to : {1, 2}) {
+      const auto s = layouts(from), t = layouts(to, Element::bf16);
+      const auto plan = make_transfer_plan(sides(s, false, 0), sides(t, false, 10));
+      expect_covered(plan, t);
+      EXPECT_EQ(plan.moved_bytes, plan.total_bytes);
+      // A box of rows means the same rows at both ends.
+      for (const TransferBox& b : plan.boxes) {
+        const ArenaEntry& source = s[b.source_rank].entries[b.source_entry];
+        const ArenaEntry& target = t[b.target_rank].entries[b.target_entry];
+        EXPECT_EQ(source.hf_name, target.hf_name);
+        EXPECT_EQ(source.global_row + b.source_row, target.global_row + b.target_row);
+        EXPECT_LE(b.source_row + b.rows, source.rows);
+      }
+    }
+}
+
+TEST(TransferPlan, TakesFromItsOwnProcessFirst) {
+  const auto s = layouts(1), t = layouts(1);
+  const std::vector<TransferSide> two{{&s[0], 0, false}, {&s[0], 1, false}};
+  for (const TransferBox& b : make_transfer_plan(two, {{&t[0], 1, false}}).boxes)
+    EXPECT_EQ(b.source_rank, 1);
+}
+
+TEST(TransferPlan, OneArenaMovesNothing) {
+  const auto l = layouts(1);
+  const auto plan = make_transfer_plan(sides(l, true, 0), sides(l, true, 0));
+  expect_covered(plan, l);
+  EXPECT_EQ(plan.moved_bytes, 0);
+  EXPECT_EQ(plan.total_bytes, l[0].flat_elements * 4);
+}
+
+TEST(TransferPlan, NamesWhatDoesNotFit) {
+  auto s = layouts(1), t = layouts(1);
+  auto text = [&] {
+    try {
+      make_transfer_plan(sides(s, false, 0), sides(t, false, 1));
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string name = s[0].entries[3].hf_name;
+  s[0].entries.erase(s[0].entries.begin() + 3);
+  EXPECT_NE(text().find(name), std::string::npos) << text();
+  std::swap(s, t);
+  EXPECT_NE(text().find(name), std::string::npos) << text();
+  s = t = layouts(1);
+  t[0].entries[5].hf_shape[0] += 2;
+  EXPECT_NE(text().find("shape"), std::string::npos) << text();
+}
+
+struct FakeEngine {
+  std::int64_t version = 3;
+  bool quiet = true;
+  EngineSide side() {
+    return {[this] { return version; }, [this] { return quiet; }, [this](std::int64_t v) { version = v; }};
+  }
+};
+
+TEST(ColocateTransfer, SwapsOnlyTheNextVersionOfAQuietEngine) {
+  Arena arena(layouts(1)[0]);
+  FakeEngine engine;
+  const auto transfer = make_colocate_transfer(arena, arena, engine.side());
+  EXPECT_THROW(transfer->update(5), Error);
+  engine.quiet = false;
+  EXPECT_THROW(transfer->update(4), Error);
+  EXPECT_EQ(engine.version, 3);
+  engine.quiet = true;
+  EXPECT_EQ(transfer->update(4).moved_bytes, 0);
+  EXPECT_EQ(engine.version, 4);
+}
+
+TEST(ColocateTransfer, TwoArenasEndEqual) {
+  Arena trainer(layouts(1)[0]), served(layouts(1, Element::bf16)[0]);
+  std::vector<float> flat(static_cast<std::size_t>(trainer.layout().flat_elements)), got(flat.size());
+  for (std::size_t i = 0; i < flat.size(); ++i) flat[i] = static_cast<float>(static_cast<int>(i % 251) - 125) / 8;
+  trainer.write_flat(0, trainer.layout().flat_elements, flat.data());
+  FakeEngine engine;
+  EXPECT_GT(make_colocate_transfer(trainer, served, engine.side())->update(4).moved_bytes, 0);
+  served.read_flat(got.data());
+  EXPECT_EQ(got, flat);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -22,8 +22,15 @@ set_target_properties(torch_cpu PROPERTIES
   IMPORTED_LOCATION ${torch_dir}/lib/libtorch_cpu.so
   INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
   INTERFACE_LINK_LIBRARIES "c10")
+# The wheel's include folder also holds copies of other libraries (an fmt of another version than
+# the system's, for one), so only torch's own folders are put on the path.
+set(torch_include ${CMAKE_BINARY_DIR}/torch_include)
+file(MAKE_DIRECTORY ${torch_include})
+foreach(folder ATen c10 caffe2 torch)
+  file(CREATE_LINK ${torch_dir}/include/${folder} ${torch_include}/${folder} SYMBOLIC)
+endforeach()
 target_include_directories(torch_cpu SYSTEM INTERFACE
-  ${torch_dir}/include ${torch_dir}/include/torch/csrc/api/include)
+  ${torch_include} ${torch_include}/torch/csrc/api/include)
 # OpenMP: the wheel's own libgomp, so that one process holds one OpenMP runtime.
 add_library(gomp SHARED IMPORTED)
 set_target_properties(gomp PROPERTIES IMPORTED_LOCATION ${torch_dir}/lib/libgomp.so.1)

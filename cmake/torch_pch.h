@@ -1,7 +1,6 @@
 // The torch headers that every torch-facing file shares, compiled once.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -99,6 +99,10 @@ void add_layer(LayoutBuilder& b, const ModelConfig& c, std::int64_t layer) {
     b.bias(own + "qkv_bias", {{hf + "self_attn.q_proj.bias", c.q_rows()},
                               {hf + "self_attn.k_proj.bias", c.kv_rows()},
                               {hf + "self_attn.v_proj.bias", c.kv_rows()}});
+  if (c.qk_norm) {
+    b.vector(own + "q_norm", hf + "self_attn.q_norm.weight", c.head_dim);
+    b.vector(own + "k_norm", hf + "self_attn.k_norm.weight", c.head_dim);
+  }
   b.matrix(own + "o", c.q_rows(), {{hf + "self_attn.o_proj.weight", c.hidden_size}});
   if (c.o_bias) b.bias(own + "o_bias", {{hf + "self_attn.o_proj.bias", c.hidden_size}});
   b.vector(own + "post_norm", hf + "post_attention_layernorm.weight", c.hidden_size);

@@ -24,7 +24,6 @@ AttentionShape shape_of(const ModelConfig& c, std::int64_t tp_size) {
 Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads)
     : config_(config), arena_(arena), group_(tensor_parallel) {
   const std::int64_t tp_size = group_ ? group_->size() : 1;
-  TD_CHECK(!config.qk_norm, "{}: norms of queries and keys are not built yet", config.architecture);
   shape_ = shape_of(config, tp_size);
   for (const ArenaStorage& s : arena.layout().storages)
     views_.push_back(std::make_unique<WeightView>(
@@ -41,6 +40,8 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
     Layer layer{.input_norm = view(p + "input_norm"),
                 .qkv = view(p + "qkv"),
                 .qkv_bias = config.qkv_bias ? view(p + "qkv_bias") : nullptr,
+                .q_norm = config.qk_norm ? view(p + "q_norm") : nullptr,
+                .k_norm = config.qk_norm ? view(p + "k_norm") : nullptr,
                 .o = view(p + "o"),
                 .o_bias = config.o_bias ? view(p + "o_bias") : nullptr,
                 .post_norm = view(p + "post_norm"),
@@ -120,10 +121,23 @@ at::Tensor Model::embed(std::span<const TokenId> tokens) {
   return x.to(scalar_type(element()));
 }
 
+// RMS norm of every query and key head over head_dim.
+at::Tensor Model::norm_heads(const Layer& l, const at::Tensor& qkv) {
+  if (!l.q_norm) return qkv;
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const std::int64_t rows = qkv.size(0), dim = shape_.head_dim;
+  const std::int64_t q = shape_.num_heads * dim, kv = shape_.num_kv_heads * dim;
+  auto part = [&](std::int64_t begin, std::int64_t width, const WeightView& w) {
+    const auto heads = qkv.narrow(1, begin, width).reshape({-1, dim}).contiguous();
+    return rms_norm(heads, w, eps).reshape({rows, width});
+  };
+  return at::cat({part(0, q, *l.q_norm), part(q, kv, *l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
+}
+
 at::Tensor Model::run_layer(Layer& l, const at::Tensor& x, std::span<const std::int32_t> positions) {
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   auto h = rms_norm(x, *l.input_norm, eps);
-  auto qkv = rotary(linear(h, *l.qkv, l.qkv_bias), shape_, positions, cos_, sin_);
+  auto qkv = rotary(norm_heads(l, linear(h, *l.qkv, l.qkv_bias)), shape_, positions, cos_, sin_);
   auto mixed = gather_columns(attention(qkv, l.shape, l.kv));
   auto y = x + gather_columns(linear(mixed, *l.o, l.o_bias));
   h = rms_norm(y, *l.post_norm, eps);

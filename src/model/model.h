@@ -49,13 +49,14 @@ class Model {
 
  private:
   struct Layer {
-    const WeightView *input_norm, *qkv, *qkv_bias, *o, *o_bias, *post_norm, *gate_up, *gate_up_bias,
+    const WeightView *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm, *gate_up, *gate_up_bias,
         *down, *down_bias;
     LayerKv kv;
     AttentionShape shape;  // with this layer's window
   };
   const WeightView* view(const std::string& name);
   at::Tensor embed(std::span<const TokenId> tokens);
+  at::Tensor norm_heads(const Layer& layer, const at::Tensor& qkv);
   at::Tensor gather_columns(const at::Tensor& local);
   at::Tensor run_layer(Layer& layer, const at::Tensor& x, std::span<const std::int32_t> positions);
 

@@ -24,9 +24,9 @@ if [ ! -f "$folder/.bare" ]; then
   touch "$folder/.bare"
 fi
 
-if [ ! -d "$folder/root/tandem" ]; then
+if [ ! -d "$folder/opt/tandem" ]; then
   echo "==> Clone of $(git rev-parse --short HEAD)"
-  git clone -q --no-local . "$folder/root/tandem"
+  git clone -q --no-local . "$folder/opt/tandem"
 fi
 # What the network here needs: name servers and, where it re-signs, the host's certificates.
 cp -L /etc/resolv.conf "$folder/etc/resolv.conf"
@@ -47,5 +47,5 @@ exec unshare --mount bash -c '
   mount -t tmpfs tmpfs "$folder/tmp"
   mount --rbind /dev "$folder/dev"
   mountpoint -q "$folder/dev/shm" || mount -t tmpfs tmpfs "$folder/dev/shm"
-  exec chroot "$folder" env -i "${@:2:$1}" bash -c "cd /root/tandem && exec \"\$@\"" bash "${@:$(($1 + 2))}"
+  exec chroot "$folder" env -i "${@:2:$1}" bash -c "cd /opt/tandem && exec \"\$@\"" bash "${@:$(($1 + 2))}"
 ' bash "$folder" ${#settings[@]} "${settings[@]}" "$@"

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "cli/commands.h"
-#include "fmt/format.h"
+#include <fmt/format.h>
 
 namespace {
 

@@ -7,7 +7,7 @@
 
 #include "cli/commands.h"
 #include "config/parse.h"
-#include "fmt/format.h"
+#include <fmt/format.h>
 
 namespace tandem {
 

@@ -4,6 +4,7 @@
 // they serve for compiling alone, and a test looks for gloo symbols that would slip into td_comm.
 #pragma once
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -42,6 +43,11 @@ template <typename T>
 c10::intrusive_ptr<T> unshare(const std::shared_ptr<T>& pointer) {
   return c10::intrusive_ptr<T>::reclaim_copy(pointer.get());
 }
+
+// c10d also writes what it throws, with stack traces, to standard error. The Error carries the text
+// to whoever can act on it, so only what ends the process is still written. Called before c10d is
+// used.
+inline void quiet_c10d_log() { FLAGS_caffe2_log_level = 3; }
 
 inline std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(

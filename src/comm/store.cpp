@@ -68,6 +68,7 @@ c10d::TCPStoreOptions options_of(std::uint16_t port, double timeout_seconds) {
 
 std::shared_ptr<c10d::Store> open_store(const std::string& host,
                                         const c10d::TCPStoreOptions& options) {
+  quiet_c10d_log();
   return share(c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>(host, options)));
 }
 

@@ -16,10 +16,10 @@
 namespace tandem {
 
 struct TokenizerOptions {
-  std::string folder;              // --hf-checkpoint
-  std::string chat_template_path;  // --chat-template-path; empty: the folder's own
+  std::string folder = {};              // --hf-checkpoint
+  std::string chat_template_path = {};  // --chat-template-path; empty: the folder's own
   PythonPlace place = project_python();
-  std::string log_path;
+  std::string log_path = {};
   double call_timeout_seconds = 120;
 };
 

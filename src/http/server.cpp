@@ -37,7 +37,7 @@ namespace {
 // An idle connection is closed after this; clients drop theirs earlier (client.cpp).
 constexpr std::chrono::seconds kIdle{300};
 constexpr std::chrono::seconds kBody{120};  // to read one request's body, to write one answer
-constexpr std::chrono::seconds kDrain{2};
+constexpr std::chrono::seconds kDrain{10};  // to take the rest of a refused request
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 

@@ -287,6 +287,19 @@ TEST(Process, DestructorEndsTheChildAndItsOrphans) {
   EXPECT_TRUE(gone_within(grandchild, 10));
 }
 
+TEST(Process, OrphansOfALeaderThatEndedAreKilled) {
+  SpawnOptions options;
+  options.argv = {"sh", "-c", "sleep 300 & echo $!"};
+  options.out = Stream::pipe;
+  Process process = Process::spawn(options);
+  std::string line;
+  ASSERT_EQ(read_line(process.out().get(), line, 100, Deadline::after(10)), PipeState::ok);
+  const auto exit = process.wait(Deadline::after(10));
+  ASSERT_TRUE(exit.has_value());
+  EXPECT_TRUE(exit->ok());
+  EXPECT_TRUE(gone_within(static_cast<pid_t>(*parse_int(line)), 10));
+}
+
 TEST_F(BaseFile, ChildOutputGoesToTheLog) {
   SpawnOptions options;
   options.argv = {"sh", "-c", "echo out; echo err >&2; kill -SEGV $$"};

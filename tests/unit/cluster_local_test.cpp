@@ -75,7 +75,7 @@ constexpr const char* kServe =
     "echo 'ready {\"port\": 1234, \"device\": \"cpu\"}' >&3; exec 3>&-; ";
 
 TEST_F(LocalCluster, RankGetsItsInputAndAnnouncesItself) {
-  start(0, std::string(kServe) + "read gone <&4");
+  start(0, std::string(kServe) + "read gone <&4; echo 'lifeline ended'");
   const auto ready = cluster_->wait_ready(Deadline::after(20));
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].address.url("/x"), "http://127.0.0.1:1234/x");
@@ -84,9 +84,10 @@ TEST_F(LocalCluster, RankGetsItsInputAndAnnouncesItself) {
   EXPECT_EQ(read_file(folder_ + "/logs/rank_0.log"),
             "args --announce-fd 3 --lifeline-fd 4\nsecret {\"lr\": 1}\n");
   EXPECT_TRUE(cluster_->deaths(Deadline::after(0.05)).empty());
-  // The script ends when its lifeline does, so no signal is needed.
   cluster_->stop(Deadline::after(20));
   EXPECT_FALSE(runs(ready[0].pid));
+  // It went by its lifeline, not by a signal.
+  EXPECT_EQ(read_last_lines(folder_ + "/logs/rank_0.log", 1), "lifeline ended\n");
 }
 
 TEST_F(LocalCluster, DeathIsSeenOnceWithItsLastLines) {

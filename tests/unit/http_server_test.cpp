@@ -159,6 +159,21 @@ TEST(Http, AnswersWhatItDoesNotServe) {
             std::string::npos);
 }
 
+// A client that writes its whole request before it reads (most do) must not be cut off.
+TEST(Http, TakesTheRestOfARefusedRequest) {
+  Server server({.max_body_bytes = 1000});
+  server.route("POST", "/echo", echo);
+  server.start();
+  const Fd fd = dial(server.port());
+  const std::string body(8 << 20, 'x');
+  write_bytes(
+      fd.get(),
+      fmt::format("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.size()),
+      soon());
+  EXPECT_EQ(write_bytes(fd.get(), body, soon()), PipeState::ok);
+  EXPECT_EQ(status_line(fd), "HTTP/1.1 413 Payload Too Large\r");
+}
+
 TEST(Http, RefusesWithoutTheToken) {
   Server server({.token = "secret"});
   server.route("GET", "/health", echo);

@@ -205,7 +205,9 @@ TEST(Store, WaitsEndWithTheKeyAndTheAddress) {
 TEST(Store, ConnectingToNobodyEndsAtTheLimit) {
   std::uint16_t free_port = 0;
   { free_port = Store::serve(kHost, 0, 1.0).port(); }
+  ::testing::internal::CaptureStderr();
   const std::string error = error_of([&] { Store::connect(kHost, free_port, 0.5); });
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // the Error says it, c10d need not
   EXPECT_TRUE(holds(error, "cannot connect within 0.5 s"));
 }
 

@@ -1,3 +1,4 @@
+// Rows between files and memory, a bounded number at a time, each rank just what it holds.
 #include "checkpoint/weights.h"
 
 #include <algorithm>
@@ -31,7 +32,8 @@ void load_arena(const HfFolder& folder, Arena& arena) {
   for (const ArenaEntry& e : arena.layout().entries) {
     const std::int64_t cols = columns(arena.layout(), e);
     // Whole panels at a time.
-    const std::int64_t step = std::max<std::int64_t>(kPanel, kChunkElements / cols / kPanel * kPanel);
+    const std::int64_t step =
+        std::max<std::int64_t>(kPanel, kChunkElements / cols / kPanel * kPanel);
     for (std::int64_t row = 0; row < e.rows; row += step) {
       const std::int64_t rows = std::min(step, e.rows - row);
       part.resize(static_cast<std::size_t>(rows * cols));

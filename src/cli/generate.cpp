@@ -22,15 +22,16 @@ std::atomic<bool> stop_asked{false};
 
 // KV room: what the config asks for, else max_running_requests of the longest request.
 std::int64_t kv_tokens(const EngineConfig& config, std::int64_t longest) {
-  return config.kv_cache_tokens.value_or(config.max_running_requests * (round_up(longest, 16) + 16));
+  return config.kv_cache_tokens.value_or(config.max_running_requests *
+                                         (round_up(longest, 16) + 16));
 }
 
 }  // namespace
 
 int command_generate(const std::vector<std::string>& words) {
   GenerateConfig config;
-  const auto parsed =
-      read_flags(words, config, "usage: tandem generate --hf-checkpoint DIR --prompt TEXT... [flags]\n");
+  const auto parsed = read_flags(
+      words, config, "usage: tandem generate --hf-checkpoint DIR --prompt TEXT... [flags]\n");
   if (!parsed) return 0;
   resolve(config, this_host());
   start_log({});
@@ -44,9 +45,9 @@ int command_generate(const std::vector<std::string>& words) {
   for (const auto& p : prompts) longest = std::max(longest, p.ids.size());
 
   Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
-  EngineWorker worker(weights.folder, weights.arena, config.engine,
-                      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens),
-                      {});
+  EngineWorker worker(
+      weights.folder, weights.arena, config.engine,
+      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {});
   std::vector<GenerateResult> results(prompts.size());
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     GenerateRequest request{.rid = std::to_string(i),
@@ -73,14 +74,14 @@ int command_generate(const std::vector<std::string>& words) {
     for (std::size_t j = 0; j < ids.size(); ++j) {
       tokens += static_cast<std::int64_t>(ids[j].size());
       const SampleResult& s = results[i].samples[j];
-      fmt::print("{}\n", dump_json(OrderedJson{{"prompt", prompts[i].text},
-                                               {"text", texts[j].text},
-                                               {"input_ids", prompts[i].ids},
-                                               {"output_ids", s.output_ids},
-                                               {"logprobs", s.log_probs},
-                                               {"finish_reason", s.finish == FinishReason::stop
-                                                                     ? "stop"
-                                                                     : "length"}}));
+      fmt::print("{}\n",
+                 dump_json(OrderedJson{
+                     {"prompt", prompts[i].text},
+                     {"text", texts[j].text},
+                     {"input_ids", prompts[i].ids},
+                     {"output_ids", s.output_ids},
+                     {"logprobs", s.log_probs},
+                     {"finish_reason", s.finish == FinishReason::stop ? "stop" : "length"}}));
     }
   }
   TD_LOG(info, "{} tokens in {:.2f} s, {:.1f} tokens/s", tokens, seconds,
@@ -101,22 +102,21 @@ int command_serve(const std::vector<std::string>& words) {
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
   std::mutex tokenizer_mutex;
   ComputeQueue queue;
-  EngineWorker worker(weights.folder, weights.arena, config.engine,
-                      kv_tokens(config.engine, 1024), [&queue] { queue.wake(); });
-  const TextHooks text{
-      .encode =
-          [&](const std::string& prompt) {
-            const std::lock_guard lock(tokenizer_mutex);
-            auto rows = tokenizer.encode(std::vector<std::string>{prompt});
-            TD_CHECK(rows[0].ok(), "text: {}", rows[0].error);
-            return rows[0].ids;
-          },
-      .decode =
-          [&](std::span<const TokenId> ids, bool skip_special_tokens) {
-            const std::lock_guard lock(tokenizer_mutex);
-            const std::vector<std::vector<TokenId>> one{{ids.begin(), ids.end()}};
-            return tokenizer.decode(one, skip_special_tokens)[0].text;
-          }};
+  EngineWorker worker(weights.folder, weights.arena, config.engine, kv_tokens(config.engine, 1024),
+                      [&queue] { queue.wake(); });
+  const TextHooks text{.encode =
+                           [&](const std::string& prompt) {
+                             const std::lock_guard lock(tokenizer_mutex);
+                             auto rows = tokenizer.encode(std::vector<std::string>{prompt});
+                             TD_CHECK(rows[0].ok(), "text: {}", rows[0].error);
+                             return rows[0].ids;
+                           },
+                       .decode =
+                           [&](std::span<const TokenId> ids, bool skip_special_tokens) {
+                             const std::lock_guard lock(tokenizer_mutex);
+                             const std::vector<std::vector<TokenId>> one{{ids.begin(), ids.end()}};
+                             return tokenizer.decode(one, skip_special_tokens)[0].text;
+                           }};
   http::Server server({.host = config.host, .port = static_cast<int>(config.port)});
   add_engine_routes(server, worker.mailbox(),
                     {.limits = worker.limits(),

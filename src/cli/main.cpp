@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include "base/check.h"
 #include "cli/commands.h"
-#include <fmt/format.h>
 
 namespace {
 

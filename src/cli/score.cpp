@@ -1,13 +1,13 @@
 // `tandem score`: the log-probability of every next token of given texts, through the trainer's
 // packed forward or the engine's paged one, and with --gradients the loss and the gradient norm of
 // each parameter. One JSON object a line on standard output.
+#include "trainer/score.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/texts.h"
 #include "cli/usage.h"
 #include "config/resolve.h"
 #include "rank/worker.h"
-#include "trainer/score.h"
 
 namespace tandem {
 

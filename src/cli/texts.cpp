@@ -1,3 +1,4 @@
+// Texts and JSONL rows to token ids, with file and line in every fault.
 #include "cli/texts.h"
 
 #include <sstream>
@@ -16,8 +17,8 @@ std::vector<TokenRow> tokenize_prompts(const std::vector<std::string>& texts,
       conversations.push_back(
           {.messages_json = dump_json(OrderedJson::array({{{"role", "user"}, {"content", text}}})),
            .tools_json = ""});
-  const auto rows = apply_chat_template ? tokenizer.apply_chat_template(conversations)
-                                        : tokenizer.encode(texts);
+  const auto rows =
+      apply_chat_template ? tokenizer.apply_chat_template(conversations) : tokenizer.encode(texts);
   std::vector<TokenRow> out;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     TD_CHECK(rows[i].ok(), "--prompt: text {}: {}", i + 1, rows[i].error);

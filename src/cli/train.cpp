@@ -1,3 +1,4 @@
+// `tandem train`, its table of flags, and the rank that it starts.
 #include "driver/train.h"
 
 #include "cli/usage.h"
@@ -8,8 +9,9 @@ namespace tandem {
 
 int command_train(const std::vector<std::string>& words) {
   Config config;
-  const auto parsed = read_flags(
-      words, config, "usage: tandem train --hf-checkpoint DIR --prompt-data FILE --colocate [flags]\n");
+  const auto parsed =
+      read_flags(words, config,
+                 "usage: tandem train --hf-checkpoint DIR --prompt-data FILE --colocate [flags]\n");
   return parsed ? run_train(std::move(config), parsed->notes) : 0;
 }
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include "cli/commands.h"
 #include "config/parse.h"
-#include <fmt/format.h>
 
 namespace tandem {
 

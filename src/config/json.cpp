@@ -46,7 +46,8 @@ void value_from_json(const FlagRow& row, const OrderedJson& json, const std::str
       row.value);
 }
 
-const FlagRow* find_row(const std::vector<FlagRow>& rows, std::string_view section, std::string_view name) {
+const FlagRow* find_row(const std::vector<FlagRow>& rows, std::string_view section,
+                        std::string_view name) {
   const auto found = std::ranges::find_if(
       rows, [&](const FlagRow& row) { return row.section == section && row.name == name; });
   return found == rows.end() ? nullptr : &*found;

@@ -14,7 +14,8 @@ OrderedJson rows_to_json(const std::vector<FlagRow>& rows);
 
 // Sets every row from its key; a row whose key is missing keeps its value. Error: an unknown key, a
 // value of a wrong type. Bounds are not checked: the config was checked where it was made.
-void rows_from_json(const std::vector<FlagRow>& rows, const OrderedJson& json, std::string_view source);
+void rows_from_json(const std::vector<FlagRow>& rows, const OrderedJson& json,
+                    std::string_view source);
 
 template <class C>
 OrderedJson to_json(const C& config) {

@@ -21,8 +21,8 @@ struct SamplingParams {
   double temperature = 1.0;
   std::vector<TokenId> stop_token_ids;  // beside the model's own EOS list
   bool ignore_eos = false;
-  std::uint64_t seed = 0;        // key of the sampling generator
-  bool evaluation = false;       // evaluation draws from a key space of its own
+  std::uint64_t seed = 0;   // key of the sampling generator
+  bool evaluation = false;  // evaluation draws from a key space of its own
 };
 
 enum class FinishReason { none, stop, length, abort };

@@ -1,3 +1,4 @@
+// Evaluation sets: loading, running, and the summary at the end.
 #include "driver/evaluate.h"
 
 #include <algorithm>
@@ -30,8 +31,8 @@ std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerP
          .tool_key = config.data.tool_key,
          .apply_chat_template = config.data.apply_chat_template,
          .apply_chat_template_kwargs = config.data.apply_chat_template_kwargs,
-         .max_prompt_tokens = e.eval_max_prompt_len.value_or(
-             config.rollout.rollout_max_prompt_len.value_or(0))},
+         .max_prompt_tokens =
+             e.eval_max_prompt_len.value_or(config.rollout.rollout_max_prompt_len.value_or(0))},
         tokenizer);
     check_labels(path, set.prompts, rule);
     TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], set.summary());

@@ -1,3 +1,4 @@
+// The declarations of all metrics of a run, and the rows made from results.
 #include "driver/metrics.h"
 
 #include <algorithm>
@@ -65,8 +66,8 @@ double truncated(const Sample& s) { return s.status == SampleStatus::truncated ?
 
 }  // namespace
 
-void add_rollout_metrics(Row& row, std::span<const Sample> samples, const GroupAdvantages& advantages,
-                         double seconds, std::int64_t num_gpus) {
+void add_rollout_metrics(Row& row, std::span<const Sample> samples,
+                         const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus) {
   double tokens = 0;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     row.add("rollout/raw_reward", samples[i].reward);

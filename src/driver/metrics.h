@@ -15,8 +15,8 @@ namespace tandem {
 
 const Declarations& train_declarations();
 
-void add_rollout_metrics(Row& row, std::span<const Sample> samples, const GroupAdvantages& advantages,
-                         double seconds, std::int64_t num_gpus);
+void add_rollout_metrics(Row& row, std::span<const Sample> samples,
+                         const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus);
 void add_train_metrics(Row& row, const TrainResult& result, double seconds);
 void add_update_metrics(Row& row, const UpdateTimes& times);
 void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,

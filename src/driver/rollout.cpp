@@ -1,3 +1,4 @@
+// Starts one call per prompt, gathers answers as they come, then decodes and rewards them together.
 #include "driver/rollout.h"
 
 #include <algorithm>

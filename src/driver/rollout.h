@@ -34,8 +34,8 @@ class RolloutMaker {
   RolloutMaker(EngineClient& engine, TokenizerProcess& tokenizer, Progress& progress)
       : engine_(engine), tokenizer_(tokenizer), progress_(progress) {}
 
-  // All prompts at once; the engine batches them. Samples have ids counter × n + i, text, reward and
-  // status. Throws Error if a prompt's call fails or the time is over, naming what is missing.
+  // All prompts at once; the engine batches them. Samples have ids counter × n + i, text, reward
+  // and status. Throws Error if a prompt's call fails or the time is over, naming what is missing.
   std::vector<Sample> run(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
                           const RolloutSetup& setup);
 

@@ -1,6 +1,6 @@
-// The loop of a run. `TrainLoop::step` is the algorithm of one step on one screen: generate, reward,
-// advantages, train, update weights, log, evaluate. Everything a step needs was opened before the
-// first one, so a fault of config, data or model shows before anything is generated.
+// The loop of a run. `TrainLoop::step` is the algorithm of one step on one screen: generate,
+// reward, advantages, train, update weights, log, evaluate. Everything a step needs was opened
+// before the first one, so a fault of config, data or model shows before anything is generated.
 #include "driver/train.h"
 
 #include <algorithm>
@@ -96,8 +96,7 @@ void TrainLoop::load_data() {
   TD_LOG(info, "{}: {}", d.prompt_data, set.summary());
   prompts_ = set.prompts;
   evaluation_ = load_evaluation_sets(config_, tokenizer_, rule_);
-  for (const auto& line :
-       resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
+  for (const auto& line : resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
     TD_LOG(info, "{}", line);
   order_.emplace(prompts_.size(), static_cast<std::uint64_t>(d.rollout_seed), d.rollout_shuffle);
 }
@@ -113,8 +112,10 @@ void TrainLoop::size_kv_cache() {
                                        config_.evaluate.eval_max_response_len.value());
   const std::int64_t blocks = (static_cast<std::int64_t>(prompt) + answer + 15) / 16 + 1;
   config_.engine.kv_cache_tokens = blocks * 16 * config_.engine.max_running_requests;
-  TD_LOG(info, "kv_cache_tokens = {} (max_running_requests {} x {} blocks of 16: prompt {} + answer {})",
-         *config_.engine.kv_cache_tokens, config_.engine.max_running_requests, blocks, prompt, answer);
+  TD_LOG(info,
+         "kv_cache_tokens = {} (max_running_requests {} x {} blocks of 16: prompt {} + answer {})",
+         *config_.engine.kv_cache_tokens, config_.engine.max_running_requests, blocks, prompt,
+         answer);
 }
 
 void TrainLoop::start_ranks() {
@@ -176,9 +177,8 @@ void TrainLoop::step(std::int64_t id) {
   setup.params.seed = static_cast<std::uint64_t>(config_.algorithm.seed);
   for (std::int64_t stop : config_.rollout.rollout_stop_token_ids)
     setup.params.stop_token_ids.push_back(static_cast<TokenId>(stop));
-  TrainBatch batch{.samples = maker_->run(prompts_, items, setup),
-                   .advantages = {},
-                   .trainer_log_probs = {}};
+  TrainBatch batch{
+      .samples = maker_->run(prompts_, items, setup), .advantages = {}, .trainer_log_probs = {}};
   const double generated = monotonic_seconds();
 
   std::vector<std::uint64_t> prompt_ids;
@@ -230,8 +230,8 @@ void TrainLoop::evaluate_all(std::int64_t id) {
   Row row(train_declarations());
   for (EvaluationSet& set : evaluation_) {
     evaluate(set, config_, *maker_, row);
-    console_line(fmt::format("evaluation '{}': mean reward {:.3f} over {} prompts", set.name, set.last,
-                             set.prompts.size()));
+    console_line(fmt::format("evaluation '{}': mean reward {:.3f} over {} prompts", set.name,
+                             set.last, set.prompts.size()));
   }
   for (auto& sink : sinks_)
     if (!dynamic_cast<ConsoleSink*>(sink.get())) sink->write(id, row);
@@ -246,7 +246,8 @@ void TrainLoop::run() {
     const std::string field = "{rollout_id}";
     if (const auto at = folder.find(field); at != std::string::npos)
       folder.replace(at, field.size(), std::to_string(*config_.data.num_rollout - 1));
-    trainer_->save_hf(std::filesystem::absolute(folder).string(), Deadline::after(control_seconds()));
+    trainer_->save_hf(std::filesystem::absolute(folder).string(),
+                      Deadline::after(control_seconds()));
     TD_LOG(info, "{}: the trained model, a Hugging Face folder", folder);
   }
   for (const EvaluationSet& set : evaluation_)
@@ -267,7 +268,10 @@ int run_train(Config config, const std::vector<std::string>& notes) {
   const auto resolved = resolve(config, this_host());
   const std::string& folder = config.logging.run_dir;
   std::filesystem::create_directories(folder + "/logs");
-  start_log({.role = "", .level = config.logging.log_level, .console_fd = 1, .file = folder + "/log.txt"});
+  start_log({.role = "",
+             .level = config.logging.log_level,
+             .console_fd = 1,
+             .file = folder + "/log.txt"});
   TD_LOG(info, "run folder: {}", folder);
   for (const auto& line : notes) TD_LOG(info, "{}", line);
   for (const auto& line : resolved) TD_LOG(info, "{}", line);

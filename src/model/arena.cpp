@@ -1,3 +1,4 @@
+// Building the table (layer by layer, in the order of the forward pass) and moving rows in and out.
 #include "model/arena.h"
 
 #include <sys/mman.h>
@@ -50,8 +51,13 @@ class LayoutBuilder {
 
  private:
   void begin(std::string name, Layout layout, std::int64_t cols) {
-    storage_ = {.name = std::move(name), .layout = layout, .rows = 0, .cols = cols,
-                .offset_bytes = layout_.bytes, .bytes = 0, .flat_begin = layout_.flat_elements};
+    storage_ = {.name = std::move(name),
+                .layout = layout,
+                .rows = 0,
+                .cols = cols,
+                .offset_bytes = layout_.bytes,
+                .bytes = 0,
+                .flat_begin = layout_.flat_elements};
   }
   void cut(const Part& p, std::vector<std::int64_t> shape) {
     TD_CHECK(p.rows % tp_size_ == 0, "{}: {} rows cannot be cut over {} tensor-parallel ranks",
@@ -73,7 +79,8 @@ class LayoutBuilder {
   void end() {
     const std::int64_t size = element_bytes(layout_.element);
     if (storage_.layout == Layout::panels) {
-      const std::int64_t k = layout_.element == Element::f32 ? storage_.cols : round_up(storage_.cols, 2);
+      const std::int64_t k =
+          layout_.element == Element::f32 ? storage_.cols : round_up(storage_.cols, 2);
       storage_.bytes = round_up(storage_.rows, kPanel) * k * size;
     } else {
       storage_.bytes = storage_.rows * storage_.cols * size;
@@ -89,7 +96,8 @@ class LayoutBuilder {
 };
 
 void add_layer(LayoutBuilder& b, const ModelConfig& c, std::int64_t layer) {
-  const std::string hf = fmt::format("model.layers.{}.", layer), own = fmt::format("layers.{}.", layer);
+  const std::string hf = fmt::format("model.layers.{}.", layer),
+                    own = fmt::format("layers.{}.", layer);
   b.vector(own + "input_norm", hf + "input_layernorm.weight", c.hidden_size);
   b.matrix(own + "qkv", c.hidden_size,
            {{hf + "self_attn.q_proj.weight", c.q_rows()},
@@ -159,28 +167,30 @@ void Arena::write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t r
                        const float* source) {
   const ArenaStorage& s = layout_.storages[entry.storage];
   if (s.layout == Layout::panels) {
-    kernels().write_panels(layout_.element, storage_data(entry.storage), s.cols, entry.row_begin + row,
-                           rows, source);
+    kernels().write_panels(layout_.element, storage_data(entry.storage), s.cols,
+                           entry.row_begin + row, rows, source);
     return;
   }
   const std::int64_t begin = (entry.row_begin + row) * s.cols;
   if (layout_.element == Element::f32)
     std::copy_n(source, rows * s.cols, static_cast<float*>(storage_data(entry.storage)) + begin);
   else
-    kernels().to_bf16(source, static_cast<bf16*>(storage_data(entry.storage)) + begin, rows * s.cols);
+    kernels().to_bf16(source, static_cast<bf16*>(storage_data(entry.storage)) + begin,
+                      rows * s.cols);
 }
 
 void Arena::read_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows,
                       float* target) const {
   const ArenaStorage& s = layout_.storages[entry.storage];
   if (s.layout == Layout::panels) {
-    kernels().read_panels(layout_.element, storage_data(entry.storage), s.cols, entry.row_begin + row,
-                          rows, target);
+    kernels().read_panels(layout_.element, storage_data(entry.storage), s.cols,
+                          entry.row_begin + row, rows, target);
     return;
   }
   const std::int64_t begin = (entry.row_begin + row) * s.cols;
   if (layout_.element == Element::f32)
-    std::copy_n(static_cast<const float*>(storage_data(entry.storage)) + begin, rows * s.cols, target);
+    std::copy_n(static_cast<const float*>(storage_data(entry.storage)) + begin, rows * s.cols,
+                target);
   else
     kernels().to_f32(static_cast<const bf16*>(storage_data(entry.storage)) + begin, target,
                      rows * s.cols);

@@ -2,10 +2,10 @@
 // layout, and the table that says where each Hugging Face tensor lies in it.
 //
 // A *storage* is what one kernel call reads: a matrix in panels (q, k and v fused; gate and up
-// fused) or a row-major vector. An *entry* is a Hugging Face tensor: a range of rows of one storage.
-// The flat parameter vector (gradients, master weights, moments) holds the storages' logical rows in
-// table order, row-major and without padding, so an entry and a fused storage are both contiguous
-// there. Tied heads have no entry of their own.
+// fused) or a row-major vector. An *entry* is a Hugging Face tensor: a range of rows of one
+// storage. The flat parameter vector (gradients, master weights, moments) holds the storages'
+// logical rows in table order, row-major and without padding, so an entry and a fused storage are
+// both contiguous there. Tied heads have no entry of their own.
 //
 // With tensor parallelism every matrix is cut by output rows (the sum over inputs is never cut), so
 // a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor.
@@ -72,7 +72,8 @@ class Arena {
   std::int64_t storage_index(std::string_view name) const;
 
   // Rows of an entry (row 0 is its first local row) from and to row-major f32.
-  void write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows, const float* source);
+  void write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows,
+                  const float* source);
   void read_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows, float* target) const;
   // Elements [begin, end) of the flat vector, f32; cut to whole rows by the caller's choice of
   // ranges is not needed. `source` points at element `begin`.

@@ -1,6 +1,6 @@
 // The attention context of a forward call: which rows belong to which sequence, and where their
-// keys and values lie. *Paged* (the engine): blocks of a long-lived pool. *Packed* (training): whole
-// sequences in one row of tokens, with blocks laid out for this call alone. Both are the same
+// keys and values lie. *Paged* (the engine): blocks of a long-lived pool. *Packed* (training):
+// whole sequences in one row of tokens, with blocks laid out for this call alone. Both are the same
 // structure, which is why both sides compute the same bits.
 #pragma once
 

@@ -384,7 +384,9 @@ void read_special_ids(ConfigReader& reader, std::string_view where, const Json* 
   };
   config.eos_ids = pick("eos_token_id");
   if (const auto bos = pick("bos_token_id"); !bos.empty()) config.bos_id = bos.front();
-  if (const auto pad = pick("pad_token_id"); !pad.empty()) config.pad_id = pad.front();
+  // The model's own: its embedding row gets no gradient. Generation's may be another.
+  if (const auto pad = reader.ids(reader.find("pad_token_id"), "pad_token_id", where); !pad.empty())
+    config.pad_id = pad.front();
   for (std::int32_t id : config.eos_ids) {
     if (id >= config.vocab_size)
       reader.fault("eos_token_id {} is outside vocab_size {}", id, config.vocab_size);

@@ -1,3 +1,4 @@
+// The pool as two byte tensors [layers, blocks, bytes of a block].
 #include "model/kv_pool.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +21,8 @@ KvPool::KvPool(const AttentionShape& shape, Element element, std::int64_t num_la
   v_ = at::empty({num_layers, num_blocks, shape.v_block_elements() * element_bytes_}, bytes);
 }
 
-std::int64_t KvPool::block_bytes(const AttentionShape& shape, Element element, std::int64_t layers) {
+std::int64_t KvPool::block_bytes(const AttentionShape& shape, Element element,
+                                 std::int64_t layers) {
   return layers * (shape.k_block_elements() + shape.v_block_elements()) *
          (element == Element::f32 ? 4 : 2);
 }

@@ -1,3 +1,4 @@
+// The transformer: embedding, layers, last norm, head; and what tensor parallelism adds to each.
 #include "model/model.h"
 
 #include <ATen/ATen.h>
@@ -30,8 +31,8 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
         WeightView{.name = s.name.c_str(),
                    .data = arena.storage_data(static_cast<std::int64_t>(views_.size())),
                    .element = arena.layout().element,
-                   .rows = s.rows,
-                   .cols = s.layout == Layout::panels || s.rows == 1 ? s.cols : s.rows,
+                   .rows = s.layout == Layout::panels ? s.rows : 1,
+                   .cols = s.layout == Layout::panels ? s.cols : s.rows * s.cols,
                    .grad = nullptr,
                    .version = arena.version_address()}));
   set_grads(grads);
@@ -103,7 +104,10 @@ at::Tensor Model::gather_columns(const at::Tensor& local) {
 }
 
 at::Tensor Model::embed(std::span<const TokenId> tokens) {
-  if (!group_ || group_->size() == 1) return embedding(tokens, *embed_);
+  // Hugging Face models name the padding token to nn.Embedding, which then keeps its row's gradient
+  // at 0; chat models often use a token of every turn for it, so this shows.
+  if (!group_ || group_->size() == 1)
+    return embedding(tokens, *embed_, config_.pad_id ? *config_.pad_id : -1);
   // Each rank looks up the ids of its own rows; the others' rows are zero, so the sum is exact.
   const auto first = static_cast<TokenId>(group_->rank() * embed_->rows);
   std::vector<TokenId> local(tokens.begin(), tokens.end());
@@ -134,7 +138,8 @@ at::Tensor Model::norm_heads(const Layer& l, const at::Tensor& qkv) {
   return at::cat({part(0, q, *l.q_norm), part(q, kv, *l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
 }
 
-at::Tensor Model::run_layer(Layer& l, const at::Tensor& x, std::span<const std::int32_t> positions) {
+at::Tensor Model::run_layer(Layer& l, const at::Tensor& x,
+                            std::span<const std::int32_t> positions) {
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   auto h = rms_norm(x, *l.input_norm, eps);
   auto qkv = rotary(norm_heads(l, linear(h, *l.qkv, l.qkv_bias)), shape_, positions, cos_, sin_);

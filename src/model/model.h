@@ -1,6 +1,6 @@
 // The transformer, defined once for trainer and engine from a Hugging Face config, over an arena's
-// weights and tensor-parallel linear layers. A forward call takes tokens, positions and an attention
-// context; whether it records gradients is the caller's grad mode, nothing else differs.
+// weights and tensor-parallel linear layers. A forward call takes tokens, positions and an
+// attention context; whether it records gradients is the caller's grad mode, nothing else differs.
 //
 // Exact mode: every linear layer is cut over ranks by output columns and its result gathered, so no
 // sum is cut and n ranks give the bits of one. Gradients need tp size 1 here.
@@ -39,8 +39,8 @@ class Model {
   // f32 logits [rows.size(), vocab] of the given rows of `hidden`.
   at::Tensor logits(const at::Tensor& hidden, std::span<const std::int64_t> rows);
   const WeightView& head() const { return *head_; }
-  // Directs all gradients to a flat buffer of flat_elements; its old content is replaced by the first
-  // gradient that is written. Null: no gradients.
+  // Directs all gradients to a flat buffer of flat_elements; its old content is replaced by the
+  // first gradient that is written. Null: no gradients.
   void set_grads(float* grads);
   // Makes the last norm wrong by 2^-20, so that tests see what a difference of kernels looks like.
   void perturb() { norm_offset_ = 0x1p-20f; }
@@ -49,8 +49,8 @@ class Model {
 
  private:
   struct Layer {
-    const WeightView *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm, *gate_up, *gate_up_bias,
-        *down, *down_bias;
+    const WeightView *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm,
+        *gate_up, *gate_up_bias, *down, *down_bias;
     LayerKv kv;
     AttentionShape shape;  // with this layer's window
   };

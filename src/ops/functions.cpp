@@ -1,5 +1,5 @@
-// Shape checks and autograd around the CPU kernels. Each Function keeps pointers to weight views and
-// call descriptions that its caller owns until backward is done.
+// Shape checks and autograd around the CPU kernels. Each Function keeps pointers to weight views
+// and call descriptions that its caller owns until backward is done.
 #include "ops/functions.h"
 
 #include <ATen/ATen.h>
@@ -60,8 +60,8 @@ float* added_grad(const WeightView& w) {
 }
 void matrix_grad(const WeightView& w, const at::Tensor& dy, bool dy_is_f32, const at::Tensor& x) {
   if (!w.grad) return;
-  kernels().linear_dw(w.element, dy.data_ptr(), dy_is_f32, x.data_ptr(), w.grad, !w.fresh, x.size(0),
-                      w.rows, w.cols);
+  kernels().linear_dw(w.element, dy.data_ptr(), dy_is_f32, x.data_ptr(), w.grad, !w.fresh,
+                      x.size(0), w.rows, w.cols);
   w.fresh = false;
 }
 
@@ -70,8 +70,9 @@ at::Tensor anchor() { return at::zeros({1}).requires_grad_(true); }
 
 struct Embedding : Function<Embedding> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor&, const at::Tensor& ids,
-                            const WeightView* w) {
+                            const WeightView* w, std::int64_t padding_id) {
     remember(ctx, *w);
+    ctx->saved_data["padding_id"] = padding_id;
     ctx->save_for_backward({ids});
     auto y = at::empty({ids.size(0), w->cols}, at::dtype(scalar_type(w->element)));
     kernels().gather_rows(w->element, w->data, w->cols, ids.data_ptr<std::int32_t>(), ids.size(0),
@@ -85,12 +86,14 @@ struct Embedding : Function<Embedding> {
       const auto dy = grads[0].to(at::kFloat).contiguous();
       const float* d = dy.data_ptr<float>();
       float* grad = added_grad(w);
+      const std::int64_t padding_id = ctx->saved_data.at("padding_id").toInt();
       for (std::int64_t r = 0; r < ids.size(0); ++r) {
+        if (ids.data_ptr<std::int32_t>()[r] == padding_id) continue;
         float* g = grad + ids.data_ptr<std::int32_t>()[r] * w.cols;
         for (std::int64_t c = 0; c < w.cols; ++c) g[c] += d[r * w.cols + c];
       }
     }
-    return {at::Tensor(), at::Tensor(), at::Tensor()};
+    return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -156,9 +159,9 @@ struct Rotary : Function<Rotary> {
                      s.head_dim, 2 * cos.size(1), positions.data_ptr<std::int32_t>(),
                      cos.data_ptr<float>(), sin.data_ptr<float>(), direction, x.size(0));
   }
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const AttentionShape* shape,
-                            const at::Tensor& positions, const at::Tensor& cos,
-                            const at::Tensor& sin) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
+                            const AttentionShape* shape, const at::Tensor& positions,
+                            const at::Tensor& cos, const at::Tensor& sin) {
     ctx->saved_data["shape"] = address(shape);
     ctx->save_for_backward({positions, cos, sin});
     // The product before rotation has no other reader, so it is rotated where it lies.
@@ -175,8 +178,8 @@ struct Rotary : Function<Rotary> {
 };
 
 struct Attention : Function<Attention> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const AttentionShape* shape,
-                            const LayerKv* kv) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
+                            const AttentionShape* shape, const LayerKv* kv) {
     const Element e = element_of(qkv);
     ctx->saved_data["shape"] = address(shape);
     ctx->saved_data["segments"] = address(kv->segments.data());
@@ -194,10 +197,10 @@ struct Attention : Function<Attention> {
     const auto qkv = ctx->get_saved_variables()[0];
     const auto dy = grads[0].contiguous();
     auto dx = at::empty_like(qkv, qkv.options().requires_grad(false));
-    kernels().attention_backward(
-        element_of(qkv), *pointer<AttentionShape>(ctx, "shape"), qkv.data_ptr(), dy.data_ptr(),
-        pointer<Segment>(ctx, "segments"), ctx->saved_data.at("num_segments").toInt(), dx.data_ptr(),
-        qkv.size(0));
+    kernels().attention_backward(element_of(qkv), *pointer<AttentionShape>(ctx, "shape"),
+                                 qkv.data_ptr(), dy.data_ptr(), pointer<Segment>(ctx, "segments"),
+                                 ctx->saved_data.at("num_segments").toInt(), dx.data_ptr(),
+                                 qkv.size(0));
     return {dx, at::Tensor(), at::Tensor()};
   }
 };
@@ -225,8 +228,9 @@ std::int64_t head_chunk(std::int64_t vocabulary) {
 }
 
 struct HeadLogProbs : Function<HeadLogProbs> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& ids,
-                               const WeightView* head, double temperature, bool with_entropy) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden,
+                               const at::Tensor& ids, const WeightView* head, double temperature,
+                               bool with_entropy) {
     remember(ctx, *head);
     ctx->saved_data["temperature"] = temperature;
     const std::int64_t rows = hidden.size(0), chunk = head_chunk(head->rows);
@@ -237,11 +241,10 @@ struct HeadLogProbs : Function<HeadLogProbs> {
     for (std::int64_t r = 0; r < rows; r += chunk) {
       const std::int64_t n = std::min(chunk, rows - r);
       last = logits(hidden.narrow(0, r, n), *head);
-      kernels().log_softmax_gather(last.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
-                                   static_cast<float>(temperature), log_probs.data_ptr<float>() + r,
-                                   lse.data_ptr<float>() + r,
-                                   with_entropy ? entropy.data_ptr<float>() + r : nullptr, n,
-                                   head->rows);
+      kernels().log_softmax_gather(
+          last.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r, static_cast<float>(temperature),
+          log_probs.data_ptr<float>() + r, lse.data_ptr<float>() + r,
+          with_entropy ? entropy.data_ptr<float>() + r : nullptr, n, head->rows);
     }
     // A single chunk is kept for backward; more are computed again there.
     ctx->save_for_backward({hidden, ids, lse, entropy, rows <= chunk ? last : at::Tensor()});
@@ -279,16 +282,17 @@ struct HeadLogProbs : Function<HeadLogProbs> {
 at::Tensor ids_tensor(const char* what, std::span<const std::int32_t> ids, std::int64_t limit) {
   auto t = at::empty({static_cast<std::int64_t>(ids.size())}, at::dtype(at::kInt));
   for (std::size_t i = 0; i < ids.size(); ++i)
-    TD_CHECK(ids[i] >= 0 && ids[i] < limit, "{}: {} at index {} is outside [0, {})", what, ids[i], i,
-             limit);
+    TD_CHECK(ids[i] >= 0 && ids[i] < limit, "{}: {} at index {} is outside [0, {})", what, ids[i],
+             i, limit);
   std::copy(ids.begin(), ids.end(), t.data_ptr<std::int32_t>());
   return t;
 }
 
 }  // namespace
 
-at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w) {
-  return Embedding::apply(anchor(), ids_tensor("token id", ids, w.rows), &w);
+at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w,
+                     std::int64_t padding_id) {
+  return Embedding::apply(anchor(), ids_tensor("token id", ids, w.rows), &w, padding_id);
 }
 
 at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias) {

@@ -25,8 +25,10 @@ struct LayerKv {
   std::span<const Segment> segments;
 };
 
-// [ids.size(), cols] rows of an embedding matrix. ids must be in [0, rows).
-at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w);
+// [ids.size(), cols] rows of an embedding matrix. ids must be in [0, rows). Rows of padding_id get
+// no gradient from here, as in torch.nn.Embedding (-1: none).
+at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w,
+                     std::int64_t padding_id = -1);
 // x·Wᵀ + bias: [rows, k] -> [rows, n]. bias may be null.
 at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias);
 // Root mean square norm over the last dimension (Zhang & Sennrich 2019).

@@ -1,7 +1,8 @@
+// A colocated rank: trainer and engine over one arena, served by one compute thread.
 #include "rank/rank.h"
 
-#include <csignal>
 #include <unistd.h>
+#include <csignal>
 
 #include <exception>
 
@@ -99,7 +100,8 @@ class ColocatedRank {
 int descriptor(const std::vector<std::string>& arguments, std::string_view flag) {
   for (std::size_t i = 0; i + 1 < arguments.size(); ++i)
     if (arguments[i] == flag) return std::stoi(arguments[i + 1]);
-  throw Error(fmt::format("tandem rank: {} is missing; this command is started by `tandem train`", flag));
+  throw Error(
+      fmt::format("tandem rank: {} is missing; this command is started by `tandem train`", flag));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// The body of `tandem rank`: one process that owns a weight arena and, over it, an engine, a trainer
-// or both, and answers the driver over HTTP. One compute thread does everything that touches
-// weights, so engine steps, optimizer steps and updates come one after the other by construction.
+// The body of `tandem rank`: one process that owns a weight arena and, over it, an engine, a
+// trainer or both, and answers the driver over HTTP. One compute thread does everything that
+// touches weights, so engine steps, optimizer steps and updates come one after the other by
+// construction.
 #pragma once
 
 #include <string>

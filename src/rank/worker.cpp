@@ -1,3 +1,4 @@
+// Putting folder, arena, model, pool and engine together.
 #include "rank/worker.h"
 
 #include <ATen/Parallel.h>
@@ -24,15 +25,15 @@ EngineLimits limits_of(const ModelConfig& model, const EngineConfig& config, std
 }  // namespace
 
 std::string start_compute(const ComputeConfig& config) {
-  TD_CHECK(config.device != Device::cuda,
-           "--device: cuda is not built yet; use --device cpu");
+  TD_CHECK(config.device != Device::cuda, "--device: cuda is not built yet; use --device cpu");
   const auto threads = static_cast<int>(config.threads_per_rank.value_or(1));
   at::set_num_threads(threads);
   at::set_num_interop_threads(1);
   const std::string name(config.cpu_kernels == CpuKernels::automatic ? "auto"
                                                                      : name_of(config.cpu_kernels));
-  TD_CHECK(kernels_by_name(name), "--cpu-kernels: '{}' does not run on this processor; use auto, which takes {}",
-           name, kernels_by_name("auto")->name);
+  TD_CHECK(kernels_by_name(name),
+           "--cpu-kernels: '{}' does not run on this processor; use auto, which takes {}", name,
+           kernels_by_name("auto")->name);
   select_kernels(name);
   return fmt::format("compute: {} kernels, {} thread{}", kernels().name, threads,
                      threads == 1 ? "" : "s");

@@ -1,3 +1,4 @@
+// The clipped surrogate as tensor expressions; autograd differentiates them.
 #include "rl/losses.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// The trainer's calls; the long one is watched while it runs.
 #include "trainer/client.h"
 
 #include <chrono>
@@ -44,7 +45,8 @@ TrainResult TrainerClient::train(
 
 UpdateTimes TrainerClient::update_weights(std::int64_t version, Deadline deadline) {
   const std::string path = "/trainer/update_weights";
-  const Json json = answer(path, Json{{"weight_version", version}}.dump(), "application/json", deadline);
+  const Json json =
+      answer(path, Json{{"weight_version", version}}.dump(), "application/json", deadline);
   const std::string source = client_.address().url(path);
   return {.seconds = require<double>(json, "seconds", source),
           .announce_seconds = require<double>(json, "announce_seconds", source),

@@ -1,3 +1,6 @@
+// One step: leaves → micro-batches (forward, loss, backward) → gradient tree → norm → AdamW →
+// arena. Means are kept per sample until the end, so that no number depends on the cut into
+// micro-batches.
 #include "trainer/fsdp.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +21,17 @@ namespace tandem {
 // One row of doubles per sample of the step. A rank fills the rows of its samples, the others stay
 // 0, so the sum over ranks is exact and adding rows in id order gives the same bits on any ranks.
 struct FsdpTrainer::TokenMeans {
-  enum Column { kLoss, kClipped, kKl, kAbsDiff, kRolloutKl, kMaxDiff, kForwardTokens, kMicro, kColumns };
+  enum Column {
+    kLoss,
+    kClipped,
+    kKl,
+    kAbsDiff,
+    kRolloutKl,
+    kMaxDiff,
+    kForwardTokens,
+    kMicro,
+    kColumns
+  };
   explicit TokenMeans(std::size_t samples) : values(samples * kColumns, 0.0) {}
   double& at(std::int64_t sample, Column c) { return values[sample * kColumns + c]; }
   std::vector<double> values;
@@ -69,7 +82,8 @@ std::vector<TokenId> FsdpTrainer::loss_ids(const PackedBatch& packed) const {
 }
 
 at::Tensor FsdpTrainer::loss_hidden(const at::Tensor& hidden, const PackedBatch& packed) const {
-  const auto rows = at::empty({static_cast<std::int64_t>(packed.loss.size())}, at::dtype(at::kLong));
+  const auto rows =
+      at::empty({static_cast<std::int64_t>(packed.loss.size())}, at::dtype(at::kLong));
   for (std::size_t i = 0; i < packed.loss.size(); ++i)
     rows.data_ptr<std::int64_t>()[i] = packed.loss[i].row;
   return hidden.index_select(0, rows);
@@ -123,11 +137,11 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
     weight[s] = setup_.train.calculate_per_token_loss
                     ? input.token_weight
                     : input.sample_weight / static_cast<double>(loss_tokens(*samples[s]));
-  const auto weights = filled(loss.size(), [&](std::size_t i) {
-    return static_cast<float>(weight[loss[i].sample]);
-  });
-  const auto terms = policy_loss(log_probs, old, advantages, setup_.algorithm.eps_clip,
-                                 setup_.algorithm.eps_clip_high.value_or(setup_.algorithm.eps_clip));
+  const auto weights = filled(
+      loss.size(), [&](std::size_t i) { return static_cast<float>(weight[loss[i].sample]); });
+  const auto terms =
+      policy_loss(log_probs, old, advantages, setup_.algorithm.eps_clip,
+                  setup_.algorithm.eps_clip_high.value_or(setup_.algorithm.eps_clip));
   (terms.loss * weights).sum().backward();
 
   const auto token_loss = terms.loss.detach();
@@ -137,7 +151,8 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
     const float engine = input.batch.samples[batch_index(i)].log_probs[loss[i].position];
     const double d = static_cast<double>(old.data_ptr<float>()[i]) - static_cast<double>(engine);
     means.at(row, TokenMeans::kLoss) += w * static_cast<double>(token_loss.data_ptr<float>()[i]);
-    means.at(row, TokenMeans::kClipped) += w * static_cast<double>(terms.clipped.data_ptr<float>()[i]);
+    means.at(row, TokenMeans::kClipped) +=
+        w * static_cast<double>(terms.clipped.data_ptr<float>()[i]);
     means.at(row, TokenMeans::kKl) += w * static_cast<double>(terms.ppo_kl.data_ptr<float>()[i]);
     means.at(row, TokenMeans::kAbsDiff) += w * std::abs(d);
     means.at(row, TokenMeans::kRolloutKl) += w * (std::exp(d) - 1.0 - d);
@@ -149,7 +164,8 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
 StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_steps,
                                     TrainResult& result) {
   const auto leaves = plan(input.batch, input.samples);
-  const auto [first, last] = leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
+  const auto [first, last] =
+      leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
   TokenMeans means(input.samples.size());
   means.row_of.assign(input.batch.samples.size(), -1);
   for (std::size_t i = 0; i < input.samples.size(); ++i)
@@ -224,10 +240,10 @@ TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps
     result.log_probs_seconds = monotonic_seconds() - start;
   }
   for (std::int64_t s = 0; s < steps; ++s) {
-    StepInput input{.batch = batch,
-                    .samples = {order.begin() + s * (count / steps),
-                                order.begin() + (s + 1) * (count / steps)},
-                    .old_log_probs = steps > 1 ? &old : nullptr};
+    StepInput input{
+        .batch = batch,
+        .samples = {order.begin() + s * (count / steps), order.begin() + (s + 1) * (count / steps)},
+        .old_log_probs = steps > 1 ? &old : nullptr};
     std::int64_t tokens = 0;
     for (std::int64_t i : input.samples) tokens += loss_tokens(batch.samples[i]);
     input.sample_weight = 1.0 / static_cast<double>(input.samples.size());
@@ -252,7 +268,8 @@ std::vector<std::vector<float>> FsdpTrainer::log_probs(const TrainBatch& batch) 
   }
   std::vector<float> flat(static_cast<std::size_t>(total), 0.0f);
   const auto leaves = plan(batch, order);
-  const auto [first, last] = leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
+  const auto [first, last] =
+      leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
   for (std::int64_t l = first; l < last; ++l)
     for (const MicroBatch& m : leaves[l].micro_batches) {
       PackedBatch packed(pointers(batch, m), setup_.train.share_prompt);
@@ -281,8 +298,8 @@ void FsdpTrainer::save_hf(const std::string& target) {
   group_.barrier();
 }
 
-std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder, Arena& arena,
-                                      Group& group) {
+std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder,
+                                      Arena& arena, Group& group) {
   switch (setup.train.train_backend) {
     case TrainBackend::fsdp:
       return std::make_unique<FsdpTrainer>(setup, folder, arena, group);

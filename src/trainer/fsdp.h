@@ -30,10 +30,10 @@ class FsdpTrainer final : public Trainer {
   struct TokenMeans;  // per-sample metrics of a step, exchanged once at its end
   struct StepInput {
     const TrainBatch& batch;
-    std::vector<std::int64_t> samples;                         // indices, in id order
-    const std::vector<std::vector<float>>* old_log_probs;      // null: the forward's own
-    double sample_weight = 0;                                  // 1 / samples, sample mean
-    double token_weight = 0;                                   // 1 / loss tokens, token mean
+    std::vector<std::int64_t> samples;                     // indices, in id order
+    const std::vector<std::vector<float>>* old_log_probs;  // null: the forward's own
+    double sample_weight = 0;                              // 1 / samples, sample mean
+    double token_weight = 0;                               // 1 / loss tokens, token mean
   };
 
   std::vector<Leaf> plan(const TrainBatch& batch, const std::vector<std::int64_t>& samples) const;

@@ -1,3 +1,4 @@
+// The tree as a binary counter of buffers: level i holds the sum of 2^i leaves.
 #include "trainer/gradients.h"
 
 #include <sys/mman.h>

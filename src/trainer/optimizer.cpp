@@ -1,3 +1,4 @@
+// The sharded step: sum over ranks, norm, AdamW on the own range, gather.
 #include "trainer/optimizer.h"
 
 #include <algorithm>

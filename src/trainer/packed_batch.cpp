@@ -1,3 +1,4 @@
+// Rows, segments, block tables and key rows of a packed forward.
 #include "trainer/packed_batch.h"
 
 #include <algorithm>

@@ -35,8 +35,8 @@ class PackedBatch {
 
   std::vector<TokenId> tokens;
   std::vector<std::int32_t> positions;
-  AttentionContext context;        // pool is the caller's to set
-  std::vector<LossToken> loss;     // tokens with loss_mask 1, sample by sample, in order
+  AttentionContext context;     // pool is the caller's to set
+  std::vector<LossToken> loss;  // tokens with loss_mask 1, sample by sample, in order
 
  private:
   // Appends rows for `ids` at positions from `position_begin`, after the keys `before`.

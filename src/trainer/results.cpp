@@ -1,3 +1,4 @@
+// One list of fields serves both directions of the wire.
 #include "trainer/results.h"
 
 #include <limits>

@@ -1,3 +1,4 @@
+// Warm-up and decay as Megatron defines them.
 #include "trainer/schedule.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Scoring through the packed and through the paged context.
 #include "trainer/score.h"
 
 #include <ATen/ATen.h>

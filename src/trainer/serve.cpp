@@ -1,3 +1,4 @@
+// Routes: check on the server's thread, work on the compute thread, answer from there.
 #include "trainer/serve.h"
 
 #include <charconv>
@@ -39,16 +40,17 @@ std::int64_t total_steps(const std::string& query) {
 
 void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, Transfer& transfer) {
   auto last_write = std::make_shared<double>(0.0);  // when the optimizer last wrote; 0: not since
-  server.route("POST", "/trainer/train", [=, &trainer](http::Request request, http::Respond respond) {
-    auto body = std::make_shared<std::string>(std::move(request.body));
-    const std::int64_t steps = total_steps(request.query);
-    post_answer(post, std::move(respond), [=, &trainer] {
-      const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
-      const TrainResult result = trainer.train(batch, steps);
-      *last_write = monotonic_seconds();
-      return to_json(result);
-    });
-  });
+  server.route("POST", "/trainer/train",
+               [=, &trainer](http::Request request, http::Respond respond) {
+                 auto body = std::make_shared<std::string>(std::move(request.body));
+                 const std::int64_t steps = total_steps(request.query);
+                 post_answer(post, std::move(respond), [=, &trainer] {
+                   const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
+                   const TrainResult result = trainer.train(batch, steps);
+                   *last_write = monotonic_seconds();
+                   return to_json(result);
+                 });
+               });
   server.route("GET", "/trainer/progress", [&trainer](http::Request, http::Respond respond) {
     respond({.status = 200,
              .body = dump_json(Json{{"done", trainer.progress.done.load()},
@@ -72,14 +74,15 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, T
                                {"moved_bytes", r.moved_bytes}};
                  });
                });
-  server.route("POST", "/trainer/save_hf", [=, &trainer](http::Request request, http::Respond respond) {
-    const auto folder = require<std::string>(parse_json(request.body, "request body"), "folder",
-                                             "request body");
-    post_answer(post, std::move(respond), [=, &trainer] {
-      trainer.save_hf(folder);
-      return Json{{"folder", folder}};
-    });
-  });
+  server.route("POST", "/trainer/save_hf",
+               [=, &trainer](http::Request request, http::Respond respond) {
+                 const auto folder = require<std::string>(parse_json(request.body, "request body"),
+                                                          "folder", "request body");
+                 post_answer(post, std::move(respond), [=, &trainer] {
+                   trainer.save_hf(folder);
+                   return Json{{"folder", folder}};
+                 });
+               });
 }
 
 }  // namespace tandem

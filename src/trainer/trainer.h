@@ -50,7 +50,7 @@ struct TrainerSetup {
 
 // The trainer of setup.train.train_backend. Folder, arena and group must outlive it; the arena
 // already holds the folder's weights.
-std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder, Arena& arena,
-                                      Group& group);
+std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder,
+                                      Arena& arena, Group& group);
 
 }  // namespace tandem

@@ -19,9 +19,8 @@ class ColocateTransfer final : public Transfer {
   }
 
   UpdateReport update(std::int64_t version) override {
-    UpdateReport report{.version = version,
-                        .total_bytes = plan_.total_bytes,
-                        .moved_bytes = plan_.moved_bytes};
+    UpdateReport report{
+        .version = version, .total_bytes = plan_.total_bytes, .moved_bytes = plan_.moved_bytes};
     double mark = monotonic_seconds();
     auto lap = [&] {
       const double now = monotonic_seconds(), passed = now - mark;

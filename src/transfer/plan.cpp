@@ -1,3 +1,4 @@
+// For each target entry, row by row, the holder that serves it.
 #include "transfer/plan.h"
 
 #include <algorithm>
@@ -16,8 +17,7 @@ struct Held {
 
 std::string show(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i)
-    text += (i ? ", " : "") + std::to_string(shape[i]);
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
 }
 
@@ -87,8 +87,8 @@ TransferPlan make_transfer_plan(const std::vector<TransferSide>& sources,
     }
   }
   for (const auto& [name, held] : by_name)
-    TD_CHECK(targets.empty() || taken.count(name), "{}: trainer rank {} holds it, no engine takes it",
-             name, held.front().rank);
+    TD_CHECK(targets.empty() || taken.count(name),
+             "{}: trainer rank {} holds it, no engine takes it", name, held.front().rank);
   return plan;
 }
 

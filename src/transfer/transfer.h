@@ -14,9 +14,9 @@ namespace tandem {
 
 // What the transaction does to the engine that receives the weights, on its compute thread.
 struct EngineSide {
-  std::function<std::int64_t()> version;         // that it serves now
-  std::function<bool()> quiet;                   // no sample holds KV of the old weights
-  std::function<void(std::int64_t)> swap;        // drop cached KV, serve this version
+  std::function<std::int64_t()> version;   // that it serves now
+  std::function<bool()> quiet;             // no sample holds KV of the old weights
+  std::function<void(std::int64_t)> swap;  // drop cached KV, serve this version
 };
 
 struct UpdateReport {

@@ -126,7 +126,7 @@ TEST(ModelConfig, EosListOfGenerationConfigComesFirst) {
   const Json generation = {{"eos_token_id", {32007, 32001, 32000}}, {"pad_token_id", 32000}};
   const ModelConfig config = parse_model_config(json, "c", &generation, "g");
   EXPECT_EQ(config.eos_ids, (std::vector<std::int32_t>{32007, 32001, 32000}));
-  EXPECT_EQ(config.pad_id, 32000);
+  EXPECT_FALSE(config.pad_id.has_value());  // the padding row is the model's own affair
   const Json without = {{"temperature", 0.6}};
   EXPECT_EQ(parse_model_config(json, "c", &without, "g").eos_ids,
             (std::vector<std::int32_t>{32000}));

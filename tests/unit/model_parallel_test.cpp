@@ -42,7 +42,8 @@ void fill(Arena& arena) {
     const std::int64_t cols = arena.layout().storages[e.storage].cols;
     std::vector<float> rows(static_cast<std::size_t>(e.rows * cols));
     for (std::int64_t r = 0; r < e.rows; ++r)
-      for (std::int64_t c = 0; c < cols; ++c) rows[r * cols + c] = value(e.hf_name, e.global_row + r, c);
+      for (std::int64_t c = 0; c < cols; ++c)
+        rows[r * cols + c] = value(e.hf_name, e.global_row + r, c);
     arena.write_rows(e, 0, e.rows, rows.data());
   }
 }
@@ -57,7 +58,11 @@ std::vector<float> logits(const ModelConfig& config, Element element, Group& gro
   KvPool pool(model.attention_shape(), element, config.num_layers, 2);
   const std::vector<std::int32_t> blocks{1, 0};
   AttentionContext context{.pool = &pool, .segments = {}, .writes = {}};
-  context.segments.push_back({.row_begin = 0, .num_rows = n, .position_begin = 0, .blocks = blocks.data(), .num_blocks = 2});
+  context.segments.push_back({.row_begin = 0,
+                              .num_rows = n,
+                              .position_begin = 0,
+                              .blocks = blocks.data(),
+                              .num_blocks = 2});
   std::vector<std::int32_t> positions;
   std::vector<std::int64_t> rows;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -103,7 +108,8 @@ TEST(Arena, FusedStoragesHoldEachTensorInItsPlace) {
       end += entry.rows * cols;
       for (std::int64_t r = 0; r < entry.rows; ++r)
         for (std::int64_t c = 0; c < cols; ++c)
-          ASSERT_NEAR(flat[entry.flat_begin + r * cols + c], value(entry.hf_name, r, c), 2e-3) << entry.hf_name;
+          ASSERT_NEAR(flat[entry.flat_begin + r * cols + c], value(entry.hf_name, r, c), 2e-3)
+              << entry.hf_name;
     }
     EXPECT_EQ(end, arena.layout().flat_elements);
     // Back through the optimizer's door.

@@ -1,5 +1,5 @@
-// The trainer on a tiny model: sharing, layouts and ranks change no bit (or only the last ones where
-// that is promised), denominators are those of Miles, and a bad gradient changes nothing.
+// The trainer on a tiny model: sharing, layouts and ranks change no bit (or only the last ones
+// where that is promised), denominators are those of Miles, and a bad gradient changes nothing.
 #include "trainer/fsdp.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,8 @@ TrainBatch random_batch(std::int64_t groups, std::int64_t n, unsigned seed) {
       }
       s.loss_mask[0] = 1;
       batch.samples.push_back(s);
-      batch.advantages.push_back(static_cast<float>(static_cast<int>(random() % 200) - 100) / 50.0f);
+      batch.advantages.push_back(static_cast<float>(static_cast<int>(random() % 200) - 100) /
+                                 50.0f);
     }
   }
   return batch;
@@ -73,8 +74,8 @@ Outcome run(const TrainerSetup& setup, const TrainBatch& batch, Group& group,
   return out;
 }
 
-Outcome run_alone(const TrainerSetup& setup, const TrainBatch& batch, Element element = Element::f32,
-                  int steps = 2) {
+Outcome run_alone(const TrainerSetup& setup, const TrainBatch& batch,
+                  Element element = Element::f32, int steps = 2) {
   Group one = Group::alone("trainer");
   return run(setup, batch, one, element, steps);
 }
@@ -97,7 +98,8 @@ TEST(Fsdp, ASharedPromptChangesNoLogProbabilityAndHardlyAGradient) {
     EXPECT_EQ(shared.log_probs, alone.log_probs);
     EXPECT_LT(shared.metrics.forward_tokens, alone.metrics.forward_tokens);
     if (e == Element::f32) {
-      EXPECT_NEAR(shared.metrics.grad_norm, alone.metrics.grad_norm, 1e-5 * alone.metrics.grad_norm);
+      EXPECT_NEAR(shared.metrics.grad_norm, alone.metrics.grad_norm,
+                  1e-5 * alone.metrics.grad_norm);
     }
   }
 }
@@ -112,7 +114,8 @@ TEST(Fsdp, LogProbabilitiesDoNotDependOnTheMicroBatches) {
   EXPECT_NEAR(large.metrics.grad_norm, small.metrics.grad_norm, 1e-5 * large.metrics.grad_norm);
 }
 
-// Two ranks over Gloo, as threads: loss, gradient norm and weights after two steps are those of one.
+// Two ranks over Gloo, as threads: loss, gradient norm and weights after two steps are those of
+// one.
 TEST(Fsdp, TwoRanksEqualOneBitForBit) {
   const auto batch = random_batch(8, 3, 3);
   for (Element e : {Element::f32, Element::bf16}) {
@@ -123,7 +126,7 @@ TEST(Fsdp, TwoRanksEqualOneBitForBit) {
     for (int r = 0; r < 2; ++r)
       ranks.emplace_back([&, r] {
         const Store client = Store::connect("127.0.0.1", server.port(), 30);
-        Group group = Group::gloo(client, "trainer", r, 2, {.timeout_seconds = 60});
+        Group group = Group::gloo(client, "trainer", r, 2);
         two[r] = run(setup_of(true), batch, group, e);
       });
     for (auto& t : ranks) t.join();
@@ -166,7 +169,8 @@ TEST(Fsdp, LossDenominatorsAreThoseOfTheGlobalBatch) {
   std::fill(mask.begin(), mask.end(), std::uint8_t{0});
   EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss,
               (tokens + batch.advantages[3] * masked) / (count - masked), 1e-6);
-  for (Sample& s : batch.samples) std::fill(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{0});
+  for (Sample& s : batch.samples)
+    std::fill(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{0});
   const Outcome none = run_alone(setup, batch, Element::f32, 1);
   EXPECT_EQ(none.metrics.loss, 0.0);
   EXPECT_EQ(none.metrics.grad_norm, 0.0);

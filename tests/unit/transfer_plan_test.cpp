@@ -32,7 +32,8 @@ std::vector<ArenaLayout> layouts(std::int64_t n, Element e = Element::f32) {
   return out;
 }
 
-std::vector<TransferSide> sides(const std::vector<ArenaLayout>& l, bool shared, std::int64_t first_process) {
+std::vector<TransferSide> sides(const std::vector<ArenaLayout>& l, bool shared,
+                                std::int64_t first_process) {
   std::vector<TransferSide> out;
   for (std::size_t i = 0; i < l.size(); ++i)
     out.push_back({&l[i], first_process + static_cast<std::int64_t>(i), shared});
@@ -42,7 +43,8 @@ std::vector<TransferSide> sides(const std::vector<ArenaLayout>& l, bool shared, 
 void expect_covered(const TransferPlan& plan, const std::vector<ArenaLayout>& targets) {
   std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, int> rows;
   for (const TransferBox& b : plan.boxes)
-    for (std::int64_t r = 0; r < b.rows; ++r) ++rows[{b.target_rank, b.target_entry, b.target_row + r}];
+    for (std::int64_t r = 0; r < b.rows; ++r)
+      ++rows[{b.target_rank, b.target_entry, b.target_row + r}];
   std::size_t want = 0;
   for (const ArenaLayout& l : targets)
     for (const ArenaEntry& e : l.entries) want += static_cast<std::size_t>(e.rows);
@@ -107,7 +109,8 @@ struct FakeEngine {
   std::int64_t version = 3;
   bool quiet = true;
   EngineSide side() {
-    return {[this] { return version; }, [this] { return quiet; }, [this](std::int64_t v) { version = v; }};
+    return {[this] { return version; }, [this] { return quiet; },
+            [this](std::int64_t v) { version = v; }};
   }
 };
 
@@ -126,8 +129,10 @@ TEST(ColocateTransfer, SwapsOnlyTheNextVersionOfAQuietEngine) {
 
 TEST(ColocateTransfer, TwoArenasEndEqual) {
   Arena trainer(layouts(1)[0]), served(layouts(1, Element::bf16)[0]);
-  std::vector<float> flat(static_cast<std::size_t>(trainer.layout().flat_elements)), got(flat.size());
-  for (std::size_t i = 0; i < flat.size(); ++i) flat[i] = static_cast<float>(static_cast<int>(i % 251) - 125) / 8;
+  std::vector<float> flat(static_cast<std::size_t>(trainer.layout().flat_elements)),
+      got(flat.size());
+  for (std::size_t i = 0; i < flat.size(); ++i)
+    flat[i] = static_cast<float>(static_cast<int>(i % 251) - 125) / 8;
   trainer.write_flat(0, trainer.layout().flat_elements, flat.data());
   FakeEngine engine;
   EXPECT_GT(make_colocate_transfer(trainer, served, engine.side())->update(4).moved_bytes, 0);

@@ -1,8 +1,9 @@
 // Attention over KV blocks of 16 positions, counted from position 0 of the sequence. One query row
-// at a time: scores of 16 keys in 16 lanes, each a chain over head_dim; maximum; exponentials; their
-// sum in lanes by position modulo 16; the output one chain over keys in ascending position. So a
-// row's result depends on its query and its keys alone: prefill, decode, any chunking, paged or
-// packed, give the same bits. The heads that share a KV head are computed together (`tile` rows).
+// at a time: scores of 16 keys in 16 lanes, each a chain over head_dim; maximum; exponentials;
+// their sum in lanes by position modulo 16; the output one chain over keys in ascending position.
+// So a row's result depends on its query and its keys alone: prefill, decode, any chunking, paged
+// or packed, give the same bits. The heads that share a KV head are computed together (`tile`
+// rows).
 #pragma once
 
 #include <omp.h>
@@ -25,7 +26,8 @@ void write_kv(const AttentionShape& shape, const void* qkv, const KvWrite* write
   for (std::int64_t w = 0; w < num_writes; ++w) {
     const E* k = in + writes[w].row * shape.qkv_width() + shape.num_heads * dim;
     const E* v = k + shape.num_kv_heads * dim;
-    const std::int64_t block = writes[w].slot / kBlockTokens, offset = writes[w].slot % kBlockTokens;
+    const std::int64_t block = writes[w].slot / kBlockTokens,
+                       offset = writes[w].slot % kBlockTokens;
     for (std::int64_t h = 0; h < shape.num_kv_heads; ++h) {
       E* kt = kb + block * shape.k_block_elements() + h * dim * kBlockTokens + offset;
       for (std::int64_t d = 0; d < dim; ++d) kt[d * kBlockTokens] = k[h * dim + d];
@@ -86,8 +88,7 @@ void attention(const AttentionShape& shape, const void* qkv, const Segment* segm
 #pragma omp parallel
   {
     std::vector<float> q(group * dim), s, kf(dim * kBlockTokens), vf(kBlockTokens * padded),
-        acc_out(group * padded),
-        total(group);
+        acc_out(group * padded), total(group);
     std::int64_t task = 0;
     const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
     for (std::int64_t g = 0; g < num_segments; ++g) {
@@ -119,9 +120,9 @@ void attention(const AttentionShape& shape, const void* qkv, const Segment* segm
           total[r] = softmax_row(s.data() + r * count, count, keys.first - base, keys.last - base,
                                  shape.scale);
         for (std::int64_t b = keys.block_begin; b < keys.block_end; ++b) {
-          const float* v = block_f32(
-              vb + seg.blocks[b] * shape.v_block_elements() + h * kBlockTokens * padded,
-              kBlockTokens * padded, vf.data());
+          const float* v =
+              block_f32(vb + seg.blocks[b] * shape.v_block_elements() + h * kBlockTokens * padded,
+                        kBlockTokens * padded, vf.data());
           // Keys past the row's own position hold whatever an earlier owner left: stop before them.
           const std::int64_t valid = std::min(kBlockTokens, keys.last + 1 - b * kBlockTokens);
           for_row_tiles(group, [&](auto mr, std::int64_t r) {
@@ -129,8 +130,8 @@ void attention(const AttentionShape& shape, const void* qkv, const Segment* segm
             for (std::int64_t d = 0; d < padded; d += 16) {
               V16 acc[MR];
               for (int j = 0; j < MR; ++j) acc[j] = load(acc_out.data() + (r + j) * padded + d);
-              tile<MR>(s.data() + r * count + b * kBlockTokens - base, count, 1, v + d, padded, valid,
-                       acc);
+              tile<MR>(s.data() + r * count + b * kBlockTokens - base, count, 1, v + d, padded,
+                       valid, acc);
               for (int j = 0; j < MR; ++j) store(acc_out.data() + (r + j) * padded + d, acc[j]);
             }
           });
@@ -213,8 +214,8 @@ class AttentionBackward {
     }
     const std::int64_t base = keys.block_begin * 16;
     const std::int64_t count = (keys.block_end - keys.block_begin) * 16;
-    const float sum = softmax_row(s_.data() + base, count, keys.first - base, keys.last - base,
-                                  shape_.scale);
+    const float sum =
+        softmax_row(s_.data() + base, count, keys.first - base, keys.last - base, shape_.scale);
     const V16 inv = set1(1.0f / sum);
     V16 weighted = zero();
     for (std::int64_t j = base; j < base + count; j += 16) {

@@ -1,6 +1,6 @@
 // Matrix products on panels of 16 columns. One micro-kernel (`tile`) serves the forward product,
-// the input gradient and the weight gradient: MR rows × 16 lanes, the inner dimension one chain of
-// FMAs in ascending order, whatever MR is. Threads and blocks cut rows and columns of the result
+// the input gradient and the weight gradient: MR rows × 16 lanes; the inner dimension is summed in
+// one fixed way (`tile_sum`), whatever MR is. Threads and blocks cut rows and columns of the result
 // only; a block border inside the inner dimension reloads the very accumulator, so it changes no
 // bit.
 #pragma once
@@ -41,7 +41,29 @@ inline void tile(const float* a, std::ptrdiff_t rs, std::ptrdiff_t cs, const bf1
   }
 }
 
-// Calls body(std::integral_constant<int, MR>, first row) over all rows, in tiles of at most kTileRows.
+// The sum over the inner dimension: chains of kChain FMAs, each from 0, added in ascending order.
+// Shorter chains keep the rounding error of long sums near that of a blocked BLAS; borders count
+// from index 0 of the dimension, so callers may cut k at multiples of kChain and go on.
+inline constexpr std::int64_t kChain = 128;
+
+inline std::ptrdiff_t chain_stride(std::ptrdiff_t ldb, const float*) { return kChain * ldb; }
+inline std::ptrdiff_t chain_stride(std::ptrdiff_t, const bf16*) { return kChain * 16; }
+
+template <int MR, class B>
+inline void tile_sum(const float* a, std::ptrdiff_t rs, std::ptrdiff_t cs, const B* b,
+                     std::ptrdiff_t ldb, std::int64_t k, V16 (&acc)[MR]) {
+  for (; k > 0; k -= kChain) {
+    V16 chain[MR];
+    for (auto& c : chain) c = zero();
+    tile<MR>(a, rs, cs, b, ldb, std::min(k, kChain), chain);
+    for (int r = 0; r < MR; ++r) acc[r] = acc[r] + chain[r];
+    a += kChain * cs;
+    b += chain_stride(ldb, b);
+  }
+}
+
+// Calls body(std::integral_constant<int, MR>, first row) over all rows, in tiles of at most
+// kTileRows.
 template <class F>
 inline void for_row_tiles(std::int64_t rows, F&& body) {
   std::int64_t m = 0;
@@ -81,8 +103,8 @@ template <class E, class Y>
 void linear_rows(const float* x, const E* w, const E* bias, Y* y, std::int64_t rows, std::int64_t n,
                  std::int64_t k) {
   const std::int64_t panels = round_up(n, 16) / 16;
-  const std::int64_t row_block =
-      std::max<std::int64_t>(kTileRows, (65536 / std::max<std::int64_t>(k, 1)) / kTileRows * kTileRows);
+  const std::int64_t row_block = std::max<std::int64_t>(
+      kTileRows, (65536 / std::max<std::int64_t>(k, 1)) / kTileRows * kTileRows);
 #pragma omp parallel
   {
     const auto [first, last] = share(panels, omp_get_thread_num(), omp_get_num_threads());
@@ -96,7 +118,7 @@ void linear_rows(const float* x, const E* w, const E* bias, Y* y, std::int64_t r
           constexpr int MR = decltype(mr)::value;
           V16 acc[MR];
           for (int r = 0; r < MR; ++r) acc[r] = zero();
-          tile<MR>(x + (m0 + m) * k, k, 1, panel, 16, k, acc);
+          tile_sum<MR>(x + (m0 + m) * k, k, 1, panel, 16, k, acc);
           for (int r = 0; r < MR; ++r)
             store_tail(y + (m0 + m + r) * n + p * 16, bias ? acc[r] + b : acc[r], lanes);
         });
@@ -167,7 +189,7 @@ inline void transpose_panel(const bf16* panel, std::int64_t k, std::int64_t k0, 
 template <class E>
 void linear_dx_rows(const float* dy, const E* w, E* dx, std::int64_t rows, std::int64_t n,
                     std::int64_t k) {
-  constexpr std::int64_t kInner = 1024;  // rows of W transposed at a time
+  constexpr std::int64_t kInner = 8 * kChain;  // rows of W transposed at a time
   const std::int64_t tiles = round_up(k, 16) / 16;
 #pragma omp parallel
   {
@@ -183,9 +205,8 @@ void linear_dx_rows(const float* dy, const E* w, E* dx, std::int64_t rows, std::
         for_row_tiles(rows, [&](auto mr, std::int64_t m) {
           constexpr int MR = decltype(mr)::value;
           V16 acc[MR];
-          for (int r = 0; r < MR; ++r)
-            acc[r] = n0 == 0 ? zero() : load(sums.data() + (m + r) * 16);
-          tile<MR>(dy + m * n + n0, n, 1, t.data(), 16, inner, acc);
+          for (int r = 0; r < MR; ++r) acc[r] = n0 == 0 ? zero() : load(sums.data() + (m + r) * 16);
+          tile_sum<MR>(dy + m * n + n0, n, 1, t.data(), 16, inner, acc);
           for (int r = 0; r < MR; ++r) {
             if (whole || is_last)
               store_tail(dx + (m + r) * k + c * 16, acc[r], k - c * 16);
@@ -207,7 +228,8 @@ void linear_dx(const void* dy, bool dy_is_f32, const void* w, void* dx, std::int
   linear_dx_rows(d, static_cast<const E*>(w), static_cast<E*>(dx), rows, n, k);
 }
 
-// dw[n, k] += sum over rows of dy[m, n]·x[m, k], the sum a chain of its own from 0 (or replaces dw).
+// dw[n, k] += sum over rows of dy[m, n]·x[m, k], the sum a chain of its own from 0 (or replaces
+// dw).
 inline void linear_dw_rows(const float* dy, const float* x, float* dw, bool accumulate,
                            std::int64_t rows, std::int64_t n, std::int64_t k) {
   thread_local std::vector<float> packed;
@@ -230,7 +252,8 @@ inline void linear_dw_rows(const float* dy, const float* x, float* dw, bool accu
     const std::int64_t cols = round_up(k, 16) / 16;
     // Cut the longer side of dw, so that thin matrices still feed every thread.
     const bool cut_columns = cols >= 2 * threads;
-    const auto [c0, c1] = cut_columns ? share(cols, thread, threads) : std::pair{std::int64_t{0}, cols};
+    const auto [c0, c1] =
+        cut_columns ? share(cols, thread, threads) : std::pair{std::int64_t{0}, cols};
     const auto [t0, t1] =
         cut_columns ? std::pair{std::int64_t{0}, row_tiles} : share(row_tiles, thread, threads);
     for (std::int64_t c = c0; c < c1; ++c) {
@@ -239,7 +262,7 @@ inline void linear_dw_rows(const float* dy, const float* x, float* dw, bool accu
       for (std::int64_t t = t0; t < t1; ++t) {
         V16 acc[kTileRows];
         for (auto& a : acc) a = zero();
-        tile<kTileRows>(pack + t * kTileRows * rows, 1, kTileRows, xp.data(), 16, rows, acc);
+        tile_sum<kTileRows>(pack + t * kTileRows * rows, 1, kTileRows, xp.data(), 16, rows, acc);
         for (int i = 0; i < kTileRows && t * kTileRows + i < n; ++i) {
           float* out = dw + (t * kTileRows + i) * k + c * 16;
           store_tail(out, accumulate ? load_tail(out, k - c * 16) + acc[i] : acc[i], k - c * 16);
@@ -285,7 +308,8 @@ void write_panels(void* w, std::int64_t k, std::int64_t row_begin, std::int64_t 
   const std::int64_t first = row_begin / 16, last = (row_begin + rows + 15) / 16;
 #pragma omp parallel for schedule(static)
   for (std::int64_t p = first; p < last; ++p) {
-    const std::int64_t r0 = std::max(p * 16, row_begin), r1 = std::min(p * 16 + 16, row_begin + rows);
+    const std::int64_t r0 = std::max(p * 16, row_begin),
+                       r1 = std::min(p * 16 + 16, row_begin + rows);
     for (std::int64_t c0 = 0; c0 < k; c0 += 16)
       for (std::int64_t r = r0; r < r1; ++r)
         for (std::int64_t c = c0; c < std::min(c0 + 16, k); ++c)
@@ -304,7 +328,8 @@ void read_panels(const void* w, std::int64_t k, std::int64_t row_begin, std::int
 }
 
 template <class E>
-void gather_rows(const void* w, std::int64_t k, const std::int32_t* ids, std::int64_t rows, void* y) {
+void gather_rows(const void* w, std::int64_t k, const std::int32_t* ids, std::int64_t rows,
+                 void* y) {
   const E* we = static_cast<const E*>(w);
   E* ye = static_cast<E*>(y);
   for (std::int64_t r = 0; r < rows; ++r)

@@ -2,11 +2,11 @@
 // start by cpuid (or by --cpu-kernels). No torch here.
 //
 // The invariant everything else stands on: a row's result never depends on how many rows a call
-// has, on its neighbours or on the number of threads. Every sum over the inner dimension is one
-// chain of fused multiply-adds in ascending order (GEMM, attention over keys) or sixteen lanes by
-// element index modulo 16, added in one fixed tree (norms, softmax). Threads cut rows and columns
-// of the result, never a sum. AVX2 and AVX-512 tables give the same bits; `portable` has no FMA
-// and therefore bits of its own.
+// has, on its neighbours or on the number of threads. Every sum over the inner dimension has one
+// fixed shape: chains of fused multiply-adds in ascending order (GEMM, attention) or sixteen lanes
+// by element index modulo 16, added in one fixed tree (norms, softmax). Threads cut rows and
+// columns of the result, never a sum. AVX2 and AVX-512 tables give the same bits; `portable` has no
+// FMA and therefore bits of its own.
 //
 // Layouts: a matrix W[n, k] used as y = x·Wᵀ is stored in panels of 16 rows:
 //   f32:  W[n/16][k][n%16]
@@ -138,8 +138,8 @@ struct Kernels {
                                const float* d_log_prob, const float* d_entropy, std::int64_t rows,
                                std::int64_t vocab);
   // One sampled token a row and its log-probability, computed as log_softmax_gather does.
-  void (*sample)(const float* logits, std::int64_t rows, std::int64_t vocab, const SampleRow* params,
-                 std::int32_t* tokens, float* log_probs);
+  void (*sample)(const float* logits, std::int64_t rows, std::int64_t vocab,
+                 const SampleRow* params, std::int32_t* tokens, float* log_probs);
 
   // Sum of squares in double over chunks of 65,536 elements: sums[ceil(count/65536)].
   void (*sum_squares)(const float* x, std::int64_t count, double* sums);

@@ -1,5 +1,5 @@
-// Element-wise work on flat f32 ranges: sums of squares by fixed chunk (so that any cut of the range
-// at chunk borders adds up to the same bits), accumulation, and AdamW.
+// Element-wise work on flat f32 ranges: sums of squares by fixed chunk (so that any cut of the
+// range at chunk borders adds up to the same bits), accumulation, and AdamW.
 #pragma once
 
 #include <omp.h>

@@ -46,9 +46,9 @@ const Kernels& kernels() {
 void select_kernels(std::string_view name) {
   const Kernels* table = kernels_by_name(name);
   if (!table)
-    throw std::invalid_argument(
-        "--cpu-kernels: '" + std::string(name) + "' does not run on this processor; it runs auto, portable" +
-        (has_avx2() ? ", avx2" : "") + (has_avx512() ? ", avx512" : ""));
+    throw std::invalid_argument("--cpu-kernels: '" + std::string(name) +
+                                "' does not run on this processor; it runs auto, portable" +
+                                (has_avx2() ? ", avx2" : "") + (has_avx512() ? ", avx512" : ""));
   in_use.store(table, std::memory_order_release);
 }
 

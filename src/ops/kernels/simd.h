@@ -137,19 +137,43 @@ inline V16 each(F f) {
   for (int i = 0; i < 16; ++i) r.v[i] = f(i);
   return r;
 }
-inline V16 zero() { return each([](int) { return 0.0f; }); }
-inline V16 set1(float x) { return each([=](int) { return x; }); }
-inline V16 load(const float* p) { return each([=](int i) { return p[i]; }); }
+inline V16 zero() {
+  return each([](int) { return 0.0f; });
+}
+inline V16 set1(float x) {
+  return each([=](int) { return x; });
+}
+inline V16 load(const float* p) {
+  return each([=](int i) { return p[i]; });
+}
 inline void store(float* p, const V16& a) { std::memcpy(p, a.v, sizeof a.v); }
-inline V16 operator+(V16 a, V16 b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
-inline V16 operator-(V16 a, V16 b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
-inline V16 operator*(V16 a, V16 b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
-inline V16 operator/(V16 a, V16 b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
-inline V16 fma(V16 a, V16 b, V16 c) { return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
-inline V16 max(V16 a, V16 b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-inline V16 min(V16 a, V16 b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-inline V16 sqrt(V16 a) { return each([&](int i) { return std::sqrt(a.v[i]); }); }
-inline V16 round_even(V16 a) { return each([&](int i) { return std::nearbyint(a.v[i]); }); }
+inline V16 operator+(V16 a, V16 b) {
+  return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline V16 operator-(V16 a, V16 b) {
+  return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline V16 operator*(V16 a, V16 b) {
+  return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline V16 operator/(V16 a, V16 b) {
+  return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline V16 fma(V16 a, V16 b, V16 c) {
+  return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+inline V16 max(V16 a, V16 b) {
+  return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline V16 min(V16 a, V16 b) {
+  return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline V16 sqrt(V16 a) {
+  return each([&](int i) { return std::sqrt(a.v[i]); });
+}
+inline V16 round_even(V16 a) {
+  return each([&](int i) { return std::nearbyint(a.v[i]); });
+}
 inline float bits_float(std::uint32_t u) {
   float f;
   std::memcpy(&f, &u, 4);

@@ -16,6 +16,7 @@ flags=(
   "--label-key label"
   "--apply-chat-template"
   "--rm-type last-number"
+  "--rollout-shuffle"
   "--eval-prompt-data addition examples/addition/eval.jsonl"
   "--num-rollout 40"
   "--rollout-batch-size 8"
@@ -26,6 +27,7 @@ flags=(
   "--adam-beta1 0.9"
   "--adam-beta2 0.95"
   "--clip-grad 1.0"
+  "--save-hf models/SmolLM2-135M-Instruct-addition"
 )
 command=(build/tandem train)
 for flag in "${flags[@]}"; do

@@ -35,7 +35,7 @@ std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerP
              e.eval_max_prompt_len.value_or(config.rollout.rollout_max_prompt_len.value_or(0))},
         tokenizer);
     check_labels(path, set.prompts, rule);
-    TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], set.summary());
+    TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], path);
     sets.push_back({.name = e.eval_prompt_data[i], .prompts = set.prompts, .samples = {}});
   }
   return sets;
@@ -47,7 +47,8 @@ void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row
                      .samples_per_prompt = e.n_samples_per_eval_prompt,
                      .params = {},
                      .rule = parse_reward_rule(config.reward.rm_type),
-                     .timeout_seconds = config.cluster.control_timeout_seconds};
+                     .max_context = config.rollout.rollout_max_context_len.value_or(0),
+                     .timeout_seconds = config.engine.request_timeout_seconds};
   setup.params.max_new_tokens = e.eval_max_response_len.value();
   setup.params.temperature = e.eval_temperature.value();
   setup.params.seed = static_cast<std::uint64_t>(config.algorithm.seed);

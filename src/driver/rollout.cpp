@@ -34,6 +34,10 @@ std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
                       .n = n,
                       .prompt = prompts[item.index].ids,
                       .params = setup.params};
+    if (setup.max_context > 0)
+      group.params.max_new_tokens = std::clamp(
+          setup.max_context - static_cast<std::int64_t>(group.prompt.size()), std::int64_t{0},
+          group.params.max_new_tokens);
     engine_.generate(group, deadline, [inbox](GroupResult result) {
       {
         const std::lock_guard lock(inbox->mutex);

@@ -26,6 +26,7 @@ struct RolloutSetup {
   std::int64_t samples_per_prompt = 1;
   SamplingParams params;
   RewardRule rule;
+  std::int64_t max_context = 0;  // tokens of prompt and answer; 0: no limit but the model's
   double timeout_seconds = 1800;
 };
 

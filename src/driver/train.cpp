@@ -43,7 +43,8 @@ class TrainLoop {
         rule_(parse_reward_rule(config_.reward.rm_type)),
         tokenizer_({.folder = config_.model.hf_checkpoint,
                     .chat_template_path = config_.data.chat_template_path,
-                    .log_path = config_.logging.run_dir + "/logs/tokenizer.log"}) {}
+                    .log_path = config_.logging.run_dir + "/logs/tokenizer.log"}),
+        progress_(5.0, config_.logging.progress.value_or(true)) {}
 
   void open();
   void run();
@@ -93,7 +94,6 @@ void TrainLoop::load_data() {
                     .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0)},
                    tokenizer_);
   check_labels(d.prompt_data, set.prompts, rule_);
-  TD_LOG(info, "{}: {}", d.prompt_data, set.summary());
   prompts_ = set.prompts;
   evaluation_ = load_evaluation_sets(config_, tokenizer_, rule_);
   for (const auto& line : resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
@@ -171,7 +171,8 @@ void TrainLoop::step(std::int64_t id) {
                      .samples_per_prompt = config_.rollout.n_samples_per_prompt,
                      .params = {},
                      .rule = rule_,
-                     .timeout_seconds = control_seconds()};
+                     .max_context = config_.rollout.rollout_max_context_len.value_or(0),
+                     .timeout_seconds = config_.engine.request_timeout_seconds};
   setup.params.max_new_tokens = config_.rollout.rollout_max_response_len.value();
   setup.params.temperature = config_.rollout.rollout_temperature;
   setup.params.seed = static_cast<std::uint64_t>(config_.algorithm.seed);

@@ -24,7 +24,7 @@ std::string Progress::line(const std::string& phase, std::int64_t done, std::int
   text += total > 0 ? fmt::format(" {}/{} {}", done, total, unit)
                     : (done > 0 ? fmt::format(" {} {}", done, unit) : "");
   text += "  " + human_seconds(seconds);
-  if (done > 0 && done < total && seconds > 1) {
+  if (done * 10 >= total && done < total && seconds > 1) {  // a guess from less would mislead
     const double left = seconds * static_cast<double>(total - done) / static_cast<double>(done);
     text += fmt::format(", about {} left", human_seconds(left));
   }
@@ -62,6 +62,7 @@ double Progress::end() {
 }
 
 void Progress::draw(double now) {
+  if (!shown_) return;
   drawn_ = now;
   const bool terminal = console_is_terminal();
   const std::string text = line(phase_, done_, total_, unit_, now - started_, terminal);

@@ -14,8 +14,9 @@ namespace tandem {
 
 class Progress {
  public:
-  // Seconds between plain lines where the console is no terminal.
-  explicit Progress(double line_seconds = 5.0) : line_seconds_(line_seconds) {}
+  // Seconds between plain lines where the console is no terminal. Not shown: only times are kept.
+  explicit Progress(double line_seconds = 5.0, bool shown = true)
+      : line_seconds_(line_seconds), shown_(shown) {}
   Progress(const Progress&) = delete;
   ~Progress();
 
@@ -36,6 +37,7 @@ class Progress {
   void draw(double now);  // under mutex_
 
   const double line_seconds_;
+  const bool shown_;
   std::mutex mutex_;
   bool running_ = false;
   std::string phase_, unit_;

@@ -118,6 +118,12 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
   means.at(first, TokenMeans::kMicro) += 1;
   if (packed.loss.empty()) return;
 
+  // Advantages that are all 0 (groups of equal rewards) give a gradient of exactly 0, so such a
+  // micro-batch goes forward only, for its metrics. NaN is not 0: it must reach the gradient.
+  const bool learns = std::any_of(micro.samples.begin(), micro.samples.end(), [&](std::int64_t s) {
+    return input.batch.advantages[s] != 0.0f;
+  });
+  const c10::AutoGradMode mode(learns);
   const auto hidden = loss_hidden(forward(packed), packed);
   const auto log_probs = head_log_probs(hidden, loss_ids(packed), model_.head(),
                                         static_cast<float>(setup_.temperature), false)
@@ -142,7 +148,7 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
   const auto terms =
       policy_loss(log_probs, old, advantages, setup_.algorithm.eps_clip,
                   setup_.algorithm.eps_clip_high.value_or(setup_.algorithm.eps_clip));
-  (terms.loss * weights).sum().backward();
+  if (learns) (terms.loss * weights).sum().backward();
 
   const auto token_loss = terms.loss.detach();
   for (std::size_t i = 0; i < loss.size(); ++i) {

@@ -202,6 +202,18 @@ TEST(Fsdp, AGradientThatIsNotFiniteChangesNoState) {
   EXPECT_EQ(next.grad_norm, unbroken.metrics.grad_norm);
 }
 
+TEST(Fsdp, GroupsOfEqualRewardsAddNothingButTheirMetrics) {
+  auto batch = random_batch(4, 2, 9);
+  for (std::size_t i : {2, 3}) batch.advantages[i] = 0.0f;
+  auto tiny = batch;  // so small that it vanishes, but takes the way through backward
+  for (std::size_t i : {2, 3}) tiny.advantages[i] = 1e-30f;
+  const Outcome skipped = run_alone(setup_of(true), batch), full = run_alone(setup_of(true), tiny);
+  EXPECT_EQ(skipped.metrics.grad_norm, full.metrics.grad_norm);
+  EXPECT_EQ(skipped.metrics.rollout_abs_diff, full.metrics.rollout_abs_diff);
+  EXPECT_EQ(skipped.metrics.forward_tokens, full.metrics.forward_tokens);
+  EXPECT_EQ(skipped.weights, full.weights);
+}
+
 TEST(Fsdp, SeveralOptimizerStepsUseTheLogProbabilitiesFromBeforeTheFirst) {
   const auto batch = random_batch(4, 2, 7);
   auto setup = setup_of(true);

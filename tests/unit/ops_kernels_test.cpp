@@ -355,7 +355,8 @@ TEST_P(EachTable, PrefillInAnyChunksAndDecodeGiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EachTable,
-                         testing::Combine(testing::Values("portable", "avx2", "avx512"),
+                         testing::Combine(testing::Values("portable", "avx2", "avx512",
+                                                          "avx512bf16"),
                                           testing::Values(Element::f32, Element::bf16)),
                          [](const auto& p) {
                            return std::string(std::get<0>(p.param)) +
@@ -496,7 +497,8 @@ TEST_P(EachF32, SumOfSquaresIsCutAtFixedChunks) {
   EXPECT_NEAR(whole[0] + whole[1] + whole[2] + whole[3], want, 1e-6);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, EachF32, testing::Values("portable", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Kernels, EachF32,
+                         testing::Values("portable", "avx2", "avx512", "avx512bf16"),
                          [](const auto& p) { return std::string(p.param); });
 
 TEST(Kernels, Avx512AndAvx2AgreeBitForBit) {

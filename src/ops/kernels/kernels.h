@@ -6,7 +6,7 @@
 // fixed shape: chains of fused multiply-adds in ascending order (GEMM, attention) or sixteen lanes
 // by element index modulo 16, added in one fixed tree (norms, softmax). Threads cut rows and
 // columns of the result, never a sum. AVX2 and AVX-512 tables give the same bits; `portable` has no
-// FMA and therefore bits of its own.
+// FMA and therefore bits of its own, and so have the bf16 products of `avx512bf16`.
 //
 // Layouts: a matrix W[n, k] used as y = x·Wᵀ is stored in panels of 16 rows:
 //   f32:  W[n/16][k][n%16]
@@ -153,7 +153,7 @@ struct Kernels {
 const Kernels* kernels_by_name(std::string_view name);  // nullptr: unknown or not runnable here
 // The table in use; `auto` until select_kernels is called.
 const Kernels& kernels();
-// name: auto, portable, avx2, avx512. Throws std::invalid_argument naming what can be had here.
+// name: auto, portable, avx2, avx512, avx512bf16. Throws std::invalid_argument naming what can be had here.
 void select_kernels(std::string_view name);
 
 inline constexpr std::int64_t kSumChunk = 65536;

@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512;
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
 namespace {
 
@@ -17,7 +17,10 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
 const Kernels* fastest() {
+  if (has_avx512bf16()) return &kernels_avx512bf16;
   if (has_avx512()) return &kernels_avx512;
   return has_avx2() ? &kernels_avx2 : &kernels_portable;
 }
@@ -31,6 +34,7 @@ const Kernels* kernels_by_name(std::string_view name) {
   if (name == "portable") return &kernels_portable;
   if (name == "avx2" && has_avx2()) return &kernels_avx2;
   if (name == "avx512" && has_avx512()) return &kernels_avx512;
+  if (name == "avx512bf16" && has_avx512bf16()) return &kernels_avx512bf16;
   return nullptr;
 }
 
@@ -48,7 +52,8 @@ void select_kernels(std::string_view name) {
   if (!table)
     throw std::invalid_argument("--cpu-kernels: '" + std::string(name) +
                                 "' does not run on this processor; it runs auto, portable" +
-                                (has_avx2() ? ", avx2" : "") + (has_avx512() ? ", avx512" : ""));
+                                (has_avx2() ? ", avx2" : "") + (has_avx512() ? ", avx512" : "") +
+                                (has_avx512bf16() ? ", avx512bf16" : ""));
   in_use.store(table, std::memory_order_release);
 }
 

@@ -82,6 +82,10 @@ struct HfWriteOptions {
 // template files are copied byte for byte, the weights come from the caller in any order. Nothing
 // is seen under `target` before finish(); a model folder that stands there is replaced in one step,
 // so `target` may be the source itself. Without finish() all that was written is removed.
+// Throws Error if a model folder cannot be written at `target`: it exists and is something else, or
+// its parent cannot be made or written. Makes the parent.
+void check_hf_target(const std::string& target);
+
 class HfFolderWriter {
  public:
   // Throws Error if target exists and is not a model folder.

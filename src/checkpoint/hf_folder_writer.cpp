@@ -76,6 +76,17 @@ void take_name(const std::string& temporary, const std::string& target) {
 
 }  // namespace
 
+void check_hf_target(const std::string& target) {
+  TD_CHECK(!file_exists(target) || fs::is_directory(target), "{}: exists and is not a folder",
+           target);
+  TD_CHECK(!file_exists(target) || fs::is_empty(target) || file_exists(target + "/config.json"),
+           "{}: exists and is not a model folder (no config.json); name another folder", target);
+  const std::string parent = fs::absolute(target).parent_path().string();
+  create_folders(parent);
+  TD_CHECK(access(parent.c_str(), W_OK) == 0, "{}: its folder {} cannot be written: {}", target,
+           parent, errno_text(errno));
+}
+
 HfFolderWriter::HfFolderWriter(std::string target, std::string source, const ModelConfig& config,
                                HfWriteOptions options)
     : target_(without_slash(std::move(target))),
@@ -85,10 +96,7 @@ HfFolderWriter::HfFolderWriter(std::string target, std::string source, const Mod
   TD_CHECK(options_.dtype == Dtype::bf16 || options_.dtype == Dtype::f32,
            "{}: model folders are written in BF16 or F32, not {}", target_,
            dtype_name(options_.dtype));
-  TD_CHECK(!file_exists(target_) || fs::is_directory(target_), "{}: exists and is not a folder",
-           target_);
-  TD_CHECK(!file_exists(target_) || fs::is_empty(target_) || file_exists(target_ + "/config.json"),
-           "{}: exists and is not a model folder (no config.json); name another folder", target_);
+  check_hf_target(target_);
   remove_tree(temporary_);
   create_folders(temporary_);
   copy_side_files();

@@ -72,6 +72,7 @@ int command_generate(const std::vector<std::string>& words) {
     for (const SampleResult& s : results[i].samples) ids.push_back(s.output_ids);
     const auto texts = tokenizer.decode(ids);
     for (std::size_t j = 0; j < ids.size(); ++j) {
+      TD_CHECK(texts[j].ok(), "answer {} of prompt {}: {}", j + 1, i + 1, texts[j].error);
       tokens += static_cast<std::int64_t>(ids[j].size());
       const SampleResult& s = results[i].samples[j];
       fmt::print("{}\n",
@@ -100,6 +101,7 @@ int command_serve(const std::vector<std::string>& words) {
   TD_LOG(info, "{}", start_compute(config.compute));
   Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
+  tokenizer.info();  // starts the helper now, not inside the first request
   std::mutex tokenizer_mutex;
   ComputeQueue queue;
   EngineWorker worker(weights.folder, weights.arena, config.engine, kv_tokens(config.engine, 1024),
@@ -115,7 +117,9 @@ int command_serve(const std::vector<std::string>& words) {
                            [&](std::span<const TokenId> ids, bool skip_special_tokens) {
                              const std::lock_guard lock(tokenizer_mutex);
                              const std::vector<std::vector<TokenId>> one{{ids.begin(), ids.end()}};
-                             return tokenizer.decode(one, skip_special_tokens)[0].text;
+                             const auto rows = tokenizer.decode(one, skip_special_tokens);
+                             TD_CHECK(rows[0].ok(), "answer: {}", rows[0].error);
+                             return rows[0].text;
                            }};
   http::Server server({.host = config.host, .port = static_cast<int>(config.port)});
   add_engine_routes(server, worker.mailbox(),

@@ -279,7 +279,6 @@ struct ScoreConfig {
   std::string input;  // JSONL file with `text` or `input_ids`
   Side through = Side::trainer;
   bool gradients = false;
-  std::int64_t max_tokens_per_gpu = 8192;
 };
 
 // tandem serve

@@ -63,7 +63,10 @@ inline constexpr auto table<ClusterConfig> =
                Field{"num_gpus_per_node",
                      &ClusterConfig::num_gpus_per_node,
                      "GPUs (ranks) that a node has. Default: those present.",
-                     {.at_least = 1, .miles = "8"}},
+                     {.at_least = 1,
+                      .miles = "8",
+                      .kind = Kind::no_effect,
+                      .why = "one rank runs on this machine"}},
                Field{"rollout_num_gpus",
                      &ClusterConfig::rollout_num_gpus,
                      "Ranks of all engines together. Default with --colocate: the trainer's.",
@@ -92,7 +95,7 @@ inline constexpr auto table<ClusterConfig> =
                      {.at_least = 0, .open = true}},
                Field{"control_timeout_seconds",
                      &ClusterConfig::control_timeout_seconds,
-                     "Longest wait for the answer to one call (generate, train, save) to a rank.",
+                     "Longest wait for the answer to one call (train, update, save) to a rank.",
                      {.at_least = 0, .open = true}}};
 
 template <>
@@ -124,7 +127,10 @@ inline constexpr auto table<DataConfig> = std::tuple{
           "JSONL file of prompts; 'file.jsonl@[0:100]' takes rows 0 to 99. Required."},
     Field{"input_key", &DataConfig::input_key, "Key of the prompt in a row: text or messages."},
     Field{"label_key", &DataConfig::label_key, "Key of the label in a row. Empty: no labels."},
-    Field{"metadata_key", &DataConfig::metadata_key, "Key of an object kept with the sample."},
+    Field{"metadata_key",
+          &DataConfig::metadata_key,
+          "Key of an object kept with the sample.",
+          {.kind = Kind::no_effect, .why = "no reward or function reads metadata yet"}},
     Field{"tool_key",
           &DataConfig::tool_key,
           "Key of the tools shown to the chat template.",
@@ -208,7 +214,7 @@ inline constexpr auto table<RolloutConfig> = std::tuple{
     Field{"rollout_stop_token_ids",
           &RolloutConfig::rollout_stop_token_ids,
           "Token ids that end an answer, beside the model's own.",
-          {.at_least = 0}},
+          {.at_least = 0, .at_most = 2147483647}},
     Field{"rollout_skip_special_tokens",
           &RolloutConfig::rollout_skip_special_tokens,
           "Leave special tokens out of the answer's text.",
@@ -256,7 +262,7 @@ inline constexpr auto table<EngineConfig> = std::tuple{
           {.at_least = 1, .alias = "sglang_max_prefill_tokens|sglang_chunked_prefill_size"}},
     Field{"request_timeout_seconds",
           &EngineConfig::request_timeout_seconds,
-          "A request that takes longer is given up.",
+          "Longest wait for a phase of generation; a run that waits longer ends.",
           {.at_least = 0, .open = true, .alias = "sglang_router_request_timeout_secs"}}};
 
 template <>
@@ -290,7 +296,10 @@ inline constexpr auto table<RewardConfig> = std::tuple{
     Field{"reward_timeout_seconds",
           &RewardConfig::reward_timeout_seconds,
           "Longest wait for the rewards of one batch.",
-          {.at_least = 0, .open = true}}};
+          {.at_least = 0,
+           .open = true,
+           .kind = Kind::no_effect,
+           .why = "rule rewards are computed at once"}}};
 
 inline constexpr std::string_view kNoReference =
     "there is no reference model yet; train without KL (leave it out)";
@@ -438,7 +447,7 @@ inline constexpr auto table<OptimizerConfig> = std::tuple{
           {.at_least = 0, .open = true}},
     Field{"weight_decay",
           &OptimizerConfig::weight_decay,
-          "Decoupled weight decay; norms and biases have none.",
+          "Decoupled weight decay, of all parameters as in torch.optim.AdamW.",
           {.at_least = 0, .miles = "0.01 (megatron), 0 (fsdp)"}},
     Field{"clip_grad",
           &OptimizerConfig::clip_grad,
@@ -539,9 +548,7 @@ inline constexpr auto table<TransferConfig> = std::tuple{
     Field{"update_weight_buffer_size",
           &TransferConfig::update_weight_buffer_size,
           "Most bytes of one bucket of a weight update.",
-          {.at_least = 1024,
-           .kind = Kind::no_effect,
-           .why = "a colocated update moves nothing"}},
+          {.at_least = 1024, .kind = Kind::no_effect, .why = "a colocated update moves nothing"}},
     Field{"update_weights_interval",
           &TransferConfig::update_weights_interval,
           "Rollouts between weight updates.",
@@ -598,10 +605,9 @@ inline constexpr auto table<LoggingConfig> = std::tuple{
     Field{"save_rollouts", &LoggingConfig::save_rollouts,
           "Write the samples of each rollout to the run's folder."},
     Field{"progress", &LoggingConfig::progress,
-          "Progress bars. Default: when standard output is a terminal."},
+          "Progress bars; without a terminal a line every few seconds. Default: on."},
     Field{"log_level", &LoggingConfig::log_level, "Least important messages that are shown."},
-    Field{"use_tensorboard",
-          &LoggingConfig::use_tensorboard,
+    Field{"use_tensorboard", &LoggingConfig::use_tensorboard,
           "Write TensorBoard events to the run's folder."},
     Field{"use_wandb",
           &LoggingConfig::use_wandb,
@@ -681,10 +687,6 @@ inline constexpr auto table<ScoreConfig> = std::tuple{
           {.now = "engine|trainer", .why = "use --through engine or trainer"}},
     Field{"gradients", &ScoreConfig::gradients,
           "Add each row's mean loss and gradient norms by parameter (trainer only)."},
-    Field{"max_tokens_per_gpu",
-          &ScoreConfig::max_tokens_per_gpu,
-          "Most tokens packed into one forward.",
-          {.at_least = 1}},
     Field{"model", &ScoreConfig::model, "Model"},
     Field{"compute", &ScoreConfig::compute, "Device"}};
 

@@ -126,10 +126,12 @@ void check_lengths(const RolloutConfig& rollout, const EngineConfig& engine, Fau
 
 void check_algorithm(const Config& config, Faults& faults) {
   const AlgorithmConfig& algorithm = config.algorithm;
-  if (config.rollout.rollout_temperature == 0) {
+  if (config.rollout.rollout_temperature < 1e-6) {  // what SGLang's face takes for greedy
     add(faults,
-        "--rollout-temperature: found 0: greedy answers to one prompt are all the same, so a group "
-        "teaches nothing; give a value above 0, such as 1");
+        "--rollout-temperature: found {}: greedy answers to one prompt are all the same, so a "
+        "group "
+        "teaches nothing; give a value above 1e-6, such as 1",
+        config.rollout.rollout_temperature);
   }
   if (config.rollout.n_samples_per_prompt == 1 && algorithm.rewards_normalization &&
       algorithm.advantage_estimator == AdvantageEstimator::grpo) {
@@ -244,6 +246,9 @@ std::vector<std::string> validate(const GenerateConfig& config) {
     add(faults, "--prompt: {}; give either --prompt TEXT or --input FILE",
         config.prompt.empty() ? "neither it nor --input is given"
                               : "both it and --input are given");
+  }
+  if (config.apply_chat_template && !config.input.empty()) {
+    add(faults, "--apply-chat-template: works with --prompt only; leave it out with --input");
   }
   return faults;
 }

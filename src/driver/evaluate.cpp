@@ -27,7 +27,7 @@ std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerP
         {.path = path,
          .input_key = e.eval_input_key.empty() ? config.data.input_key : e.eval_input_key,
          .label_key = e.eval_label_key.empty() ? config.data.label_key : e.eval_label_key,
-         .metadata_key = config.data.metadata_key,
+         .metadata_key = "",
          .tool_key = config.data.tool_key,
          .apply_chat_template = config.data.apply_chat_template,
          .apply_chat_template_kwargs = config.data.apply_chat_template_kwargs,
@@ -61,7 +61,6 @@ void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row
   set.samples = maker.run(set.prompts, items, setup);
   add_eval_metrics(row, set.name, set.samples, monotonic_seconds() - start);
   set.last = row.value("eval/" + set.name);
-  if (set.first != set.first) set.first = set.last;
 }
 
 EvaluationSummary summarize(const EvaluationSet& set, const std::string& run_folder) {

@@ -35,9 +35,9 @@ std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
                       .prompt = prompts[item.index].ids,
                       .params = setup.params};
     if (setup.max_context > 0)
-      group.params.max_new_tokens = std::clamp(
-          setup.max_context - static_cast<std::int64_t>(group.prompt.size()), std::int64_t{0},
-          group.params.max_new_tokens);
+      group.params.max_new_tokens =
+          std::clamp(setup.max_context - static_cast<std::int64_t>(group.prompt.size()),
+                     std::int64_t{0}, group.params.max_new_tokens);
     engine_.generate(group, deadline, [inbox](GroupResult result) {
       {
         const std::lock_guard lock(inbox->mutex);
@@ -79,6 +79,7 @@ void RolloutMaker::reward(const std::vector<Prompt>& prompts, const std::vector<
     TD_CHECK(texts[i].ok(), "sample {}: its answer cannot be decoded: {}", samples[i].id,
              texts[i].error);
     samples[i].response = texts[i].text;
+    samples[i].label = prompt.label;
     samples[i].reward = rule_reward(setup.rule, samples[i].response, prompt.label);
   }
 }

@@ -4,6 +4,7 @@
 #include "driver/train.h"
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "checkpoint/hf_folder.h"
 #include "cluster/cluster.h"
 #include "config/json.h"
 #include "config/resolve.h"
@@ -22,6 +24,7 @@
 #include "driver/evaluate.h"
 #include "driver/metrics.h"
 #include "driver/rollout.h"
+#include "model/hf_config.h"
 #include "rl/advantages.h"
 #include "trainer/client.h"
 
@@ -63,6 +66,7 @@ class TrainLoop {
   bool evaluates_after(std::int64_t id) const;
   void write_row(std::int64_t id, const Row& row);
   void save_rollout(std::int64_t id, const TrainBatch& batch);
+  std::string save_folder() const;
   double control_seconds() const { return config_.cluster.control_timeout_seconds; }
 
   Config config_;
@@ -87,7 +91,7 @@ void TrainLoop::load_data() {
       load_prompts({.path = d.prompt_data,
                     .input_key = d.input_key,
                     .label_key = d.label_key,
-                    .metadata_key = d.metadata_key,
+                    .metadata_key = "",
                     .tool_key = d.tool_key,
                     .apply_chat_template = d.apply_chat_template,
                     .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
@@ -101,16 +105,30 @@ void TrainLoop::load_data() {
   order_.emplace(prompts_.size(), static_cast<std::uint64_t>(d.rollout_seed), d.rollout_shuffle);
 }
 
-// Room for max_running_requests samples of the longest prompt and answer, unless given.
+// Room for max_running_requests samples of the longest prompt and answer, unless given. Every
+// prompt must fit the model, and one sample the cache: said now, not at the step that draws it.
 void TrainLoop::size_kv_cache() {
-  if (config_.engine.kv_cache_tokens) return;
+  const std::int64_t context =
+      read_model_config(config_.model.hf_checkpoint).max_position_embeddings;
   std::size_t prompt = 0;
   for (const Prompt& p : prompts_) prompt = std::max(prompt, p.ids.size());
   for (const EvaluationSet& set : evaluation_)
     for (const Prompt& p : set.prompts) prompt = std::max(prompt, p.ids.size());
   const std::int64_t answer = std::max(config_.rollout.rollout_max_response_len.value(),
                                        config_.evaluate.eval_max_response_len.value());
-  const std::int64_t blocks = (static_cast<std::int64_t>(prompt) + answer + 15) / 16 + 1;
+  const auto longest_prompt = static_cast<std::int64_t>(prompt);
+  TD_CHECK(longest_prompt <= context,
+           "--rollout-max-prompt-len: a prompt has {} tokens, the model's context is {}; give at "
+           "most that to leave such prompts out",
+           prompt, context);
+  const std::int64_t longest = std::min(
+      {longest_prompt + answer, context,
+       std::max(longest_prompt, config_.rollout.rollout_max_context_len.value_or(context))});
+  if (const auto& kv = config_.engine.kv_cache_tokens) {
+    TD_CHECK(*kv >= longest, "--kv-cache-tokens: found {}, one sample may need {}", *kv, longest);
+    return;
+  }
+  const std::int64_t blocks = (longest + 15) / 16 + 1;
   config_.engine.kv_cache_tokens = blocks * 16 * config_.engine.max_running_requests;
   TD_LOG(info,
          "kv_cache_tokens = {} (max_running_requests {} x {} blocks of 16: prompt {} + answer {})",
@@ -146,7 +164,22 @@ void TrainLoop::open() {
   if (config_.logging.use_tensorboard)
     sinks_.push_back(std::make_unique<TensorBoardSink>(folder + "/tensorboard"));
   if (config_.logging.save_rollouts) std::filesystem::create_directories(folder + "/rollouts");
+  if (!config_.checkpoint.save_hf.empty()) {
+    std::error_code none;
+    check_hf_target(save_folder());
+    TD_CHECK(!std::filesystem::equivalent(save_folder(), config_.model.hf_checkpoint, none),
+             "--save-hf: {} is the folder of --hf-checkpoint; name another", save_folder());
+  }
   start_ranks();
+}
+
+// --save-hf with its {rollout_id} filled in, absolute.
+std::string TrainLoop::save_folder() const {
+  std::string folder = config_.checkpoint.save_hf;
+  const std::string field = "{rollout_id}";
+  if (const auto at = folder.find(field); at != std::string::npos)
+    folder.replace(at, field.size(), std::to_string(*config_.data.num_rollout - 1));
+  return std::filesystem::absolute(folder).string();
 }
 
 void TrainLoop::write_row(std::int64_t id, const Row& row) {
@@ -196,12 +229,13 @@ void TrainLoop::step(std::int64_t id) {
   add_rollout_metrics(row, batch.samples, advantages, generated - start, 1);
   save_rollout(id, batch);
 
-  progress_.begin(fmt::format("step {} train", id + 1), 0, "micro-batches");
+  progress_.begin(fmt::format("step {} train", id + 1), 0, "micro-batches");  // total comes later
   std::int64_t shown = 0;
   const double train_start = monotonic_seconds();
   const TrainResult trained = trainer_->train(
       batch, *config_.data.num_rollout * config_.train.num_steps_per_rollout.value(),
-      Deadline::after(control_seconds()), [&](std::int64_t done, std::int64_t) {
+      Deadline::after(control_seconds()), [&](std::int64_t done, std::int64_t total) {
+        progress_.set_total(total);
         if (done > shown) progress_.advance(done - shown);
         shown = std::max(shown, done);
       });
@@ -231,6 +265,7 @@ void TrainLoop::evaluate_all(std::int64_t id) {
   Row row(train_declarations());
   for (EvaluationSet& set : evaluation_) {
     evaluate(set, config_, *maker_, row);
+    if (id < 0) set.first = set.last;
     console_line(fmt::format("evaluation '{}': mean reward {:.3f} over {} prompts", set.name,
                              set.last, set.prompts.size()));
   }
@@ -243,13 +278,8 @@ void TrainLoop::run() {
   if (!evaluation_.empty() && !config_.evaluate.skip_eval_before_train) evaluate_all(-1);
   for (std::int64_t id = 0; id < *config_.data.num_rollout; ++id) step(id);
   if (!config_.checkpoint.save_hf.empty()) {
-    std::string folder = config_.checkpoint.save_hf;
-    const std::string field = "{rollout_id}";
-    if (const auto at = folder.find(field); at != std::string::npos)
-      folder.replace(at, field.size(), std::to_string(*config_.data.num_rollout - 1));
-    trainer_->save_hf(std::filesystem::absolute(folder).string(),
-                      Deadline::after(control_seconds()));
-    TD_LOG(info, "{}: the trained model, a Hugging Face folder", folder);
+    trainer_->save_hf(save_folder(), Deadline::after(control_seconds()));
+    TD_LOG(info, "{}: the trained model, a Hugging Face folder", save_folder());
   }
   for (const EvaluationSet& set : evaluation_)
     console_line(evaluation_block(summarize(set, config_.logging.run_dir)));
@@ -268,6 +298,9 @@ std::string TrainLoop::with_cause(const std::string& what) {
 int run_train(Config config, const std::vector<std::string>& notes) {
   const auto resolved = resolve(config, this_host());
   const std::string& folder = config.logging.run_dir;
+  TD_CHECK(!file_exists(folder + "/metrics.jsonl"),
+           "--run-dir: {} already holds a run; name another folder or remove it", folder);
+  std::signal(SIGPIPE, SIG_IGN);  // a console that is gone is no reason to end the run
   std::filesystem::create_directories(folder + "/logs");
   start_log({.role = "",
              .level = config.logging.log_level,

@@ -64,7 +64,11 @@ void generate(Face& face, const http::Request& request, const http::Respond& res
     auto on_finish = [&face, pending, respond, i](GenerateResult result) {
       pending->results[i] = std::move(result);
       if (--pending->missing > 0) return;
-      answer_json(respond, generate_answer(pending->call, pending->results, face.options.text));
+      try {
+        answer_json(respond, generate_answer(pending->call, pending->results, face.options.text));
+      } catch (const Error& e) {  // an answer that cannot be decoded is that request's fault alone
+        respond(http::error_response(500, e.what()));
+      }
     };
     face.mailbox.post(GenerateCommand{pending->call.requests[i], std::move(on_finish)});
   }
@@ -127,6 +131,7 @@ Json server_info(const Face& face) {
 
 void add_engine_routes(http::Server& server, Mailbox& mailbox, ServeOptions options) {
   auto face = std::make_shared<Face>(mailbox, std::move(options));
+  face->names.default_seed = face->options.default_seed;
   using http::Request;
   using http::Respond;
   server.route("POST", "/generate", [face](const Request& request, const Respond& respond) {

@@ -45,6 +45,11 @@ void Progress::begin(std::string phase, std::int64_t total, std::string unit) {
   if (console_is_terminal()) draw(started_);
 }
 
+void Progress::set_total(std::int64_t total) {
+  const std::lock_guard lock(mutex_);
+  total_ = total;
+}
+
 void Progress::advance(std::int64_t count) {
   const std::lock_guard lock(mutex_);
   if (!running_) return;  // a callback that comes after the phase was given up

@@ -23,6 +23,8 @@ class Progress {
   // Starts a phase; one still running ends. `total` 0: not known. `unit`: "samples".
   void begin(std::string phase, std::int64_t total, std::string unit);
 
+  // The phase's total, when it is known only later.
+  void set_total(std::int64_t total);
   // `count` more are done.
   void advance(std::int64_t count = 1);
 

@@ -21,12 +21,6 @@ KvPool::KvPool(const AttentionShape& shape, Element element, std::int64_t num_la
   v_ = at::empty({num_layers, num_blocks, shape.v_block_elements() * element_bytes_}, bytes);
 }
 
-std::int64_t KvPool::block_bytes(const AttentionShape& shape, Element element,
-                                 std::int64_t layers) {
-  return layers * (shape.k_block_elements() + shape.v_block_elements()) *
-         (element == Element::f32 ? 4 : 2);
-}
-
 std::int64_t KvPool::bytes() const { return k_.numel() + v_.numel(); }
 
 void* KvPool::k_blocks(std::int64_t layer) {

@@ -21,9 +21,6 @@ class KvPool {
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int64_t num_layers() const { return num_layers_; }
   std::int64_t bytes() const;
-  // Bytes of one block over all layers.
-  static std::int64_t block_bytes(const AttentionShape& shape, Element element,
-                                  std::int64_t layers);
 
   // K and V blocks of a layer; a pool of one layer gives that one for every index.
   void* k_blocks(std::int64_t layer);

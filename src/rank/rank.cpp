@@ -44,7 +44,7 @@ class ColocatedRank {
                        .model_path = config.model.hf_checkpoint,
                        .model_type = weights_.folder.config().family,
                        .architectures = {weights_.folder.config().architecture},
-                       .version = "0.1.0",
+                       .version = TANDEM_VERSION,
                        .default_seed = static_cast<std::uint64_t>(config.algorithm.seed),
                        .text = {}});
     add_trainer_routes(

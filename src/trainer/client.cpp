@@ -10,13 +10,8 @@
 
 namespace tandem {
 
-Json TrainerClient::answer(const std::string& path, std::string body,
-                           const std::string& content_type, Deadline deadline) {
-  const http::Response response = client_.post(path, std::move(body), content_type, deadline);
-  const std::string url = client_.address().url(path);
-  TD_CHECK(response.ok(), "{}: answered {}: {}", url, response.status,
-           http::error_message(response));
-  return parse_json(response.body, url);
+Json TrainerClient::answer(const std::string& path, std::string body, Deadline deadline) {
+  return parse_json(client_.call(path, std::move(body), deadline), client_.address().url(path));
 }
 
 TrainResult TrainerClient::train(
@@ -45,8 +40,7 @@ TrainResult TrainerClient::train(
 
 UpdateTimes TrainerClient::update_weights(std::int64_t version, Deadline deadline) {
   const std::string path = "/trainer/update_weights";
-  const Json json =
-      answer(path, Json{{"weight_version", version}}.dump(), "application/json", deadline);
+  const Json json = answer(path, Json{{"weight_version", version}}.dump(), deadline);
   const std::string source = client_.address().url(path);
   return {.seconds = require<double>(json, "seconds", source),
           .announce_seconds = require<double>(json, "announce_seconds", source),
@@ -58,7 +52,7 @@ UpdateTimes TrainerClient::update_weights(std::int64_t version, Deadline deadlin
 }
 
 void TrainerClient::save_hf(const std::string& folder, Deadline deadline) {
-  answer("/trainer/save_hf", Json{{"folder", folder}}.dump(), "application/json", deadline);
+  answer("/trainer/save_hf", Json{{"folder", folder}}.dump(), deadline);
 }
 
 }  // namespace tandem

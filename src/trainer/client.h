@@ -34,8 +34,7 @@ class TrainerClient {
   void save_hf(const std::string& folder, Deadline deadline);
 
  private:
-  Json answer(const std::string& path, std::string body, const std::string& content_type,
-              Deadline deadline);
+  Json answer(const std::string& path, std::string body, Deadline deadline);
   http::Client client_;
   http::Fetcher& fetcher_;
 };

@@ -29,7 +29,8 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   // Makes the engine serve `version`, which must be its own plus 1. Error: the engine still runs
-  // samples, or verification fails; it then goes on serving what it served.
+  // samples, or verification fails; nothing was swapped. In place the trainer may have written by
+  // then: the engine refuses to run until an update succeeds.
   virtual UpdateReport update(std::int64_t version) = 0;
 };
 

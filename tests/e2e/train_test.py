@@ -111,9 +111,9 @@ class Train(unittest.TestCase):
         return found
 
     def start_and_find_rank(self, name):
-        log = open(self.folder / f"{name}.out", "w")
-        driver = subprocess.Popen([TANDEM, *map(str, self.flags(name, "--num-rollout", "2000"))],
-                                  stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
+        with open(self.folder / f"{name}.out", "w") as log:
+            driver = subprocess.Popen([TANDEM, *map(str, self.flags(name, "--num-rollout", "2000"))],
+                                      stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
         deadline = time.monotonic() + 60
         metrics = self.folder / name / "metrics.jsonl"
         while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 0):
@@ -146,6 +146,22 @@ class Train(unittest.TestCase):
                               "--rollout-temprature", "1", "--use-tis", "--lr", "fast", code=2)
         for text in ("nowhere", "--rollout-batch-size", "--rollout-temperature", "--use-tis", "fast"):
             self.assertIn(text, out)
+
+    def test_faults_that_would_cost_a_run_show_before_it(self):
+        out = self.run_tandem(*self.flags("lost", "--save-hf", ROOT / "examples/addition"), code=1)
+        self.assertIn("not a model folder", out)
+        shutil.rmtree(self.folder / "lost")
+        out = self.run_tandem(*self.flags("lost", "--save-hf", self.model), code=1)
+        self.assertIn("--save-hf", out)
+        shutil.rmtree(self.folder / "lost")
+        out = self.run_tandem(*self.flags("lost", "--kv-cache-tokens", "32"), code=1)
+        self.assertIn("--kv-cache-tokens", out)
+        shutil.rmtree(self.folder / "lost")
+        self.run_tandem(*self.flags("lost", "--num-rollout", "1"))
+        before = (self.folder / "lost/metrics.jsonl").read_bytes()
+        out = self.run_tandem(*self.flags("lost"), code=1)
+        self.assertIn("already holds a run", out)
+        self.assertEqual((self.folder / "lost/metrics.jsonl").read_bytes(), before)
 
     def test_a_damaged_model_is_refused_before_anything_runs(self):
         broken = self.folder / "broken"

@@ -112,6 +112,9 @@ inline std::int32_t draw(const float* z, std::int64_t vocab, float inv, const Ro
   double before = 0.0;
   std::int64_t c = 0;
   while (c + 1 < chunks && before + chunk_sums[c] <= target) before += chunk_sums[c++];
+  // Rounding may leave the running sum short of the target; a chunk without mass is never drawn
+  // from.
+  while (c > 0 && chunk_sums[c] == 0.0f) before -= chunk_sums[--c];
   const std::int64_t end = std::min((c + 1) * kVocabularyChunk, vocab);
   std::int32_t last = 0;
   for (std::int64_t i = c * kVocabularyChunk; i < end; i += 16) {

@@ -97,6 +97,16 @@ std::vector<const Sample*> pointers(const TrainBatch& batch, const MicroBatch& m
   return out;
 }
 
+// Indices into the batch by sample id: the order in which everything is trained and added.
+std::vector<std::int64_t> order_by_id(const TrainBatch& batch) {
+  std::vector<std::int64_t> order(batch.samples.size());
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return batch.samples[a].id < batch.samples[b].id;
+  });
+  return order;
+}
+
 std::int64_t loss_tokens(const Sample& s) {
   return std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1});
 }
@@ -227,11 +237,7 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
 }
 
 TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps) {
-  std::vector<std::int64_t> order(batch.samples.size());
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return batch.samples[a].id < batch.samples[b].id;
-  });
+  const std::vector<std::int64_t> order = order_by_id(batch);
   const std::int64_t steps = setup_.train.num_steps_per_rollout.value_or(1);
   const auto count = static_cast<std::int64_t>(order.size());
   TD_CHECK(count > 0 && count % steps == 0,
@@ -261,11 +267,7 @@ TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps
 
 std::vector<std::vector<float>> FsdpTrainer::log_probs(const TrainBatch& batch) {
   at::NoGradGuard no_grad;
-  std::vector<std::int64_t> order(batch.samples.size());
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return batch.samples[a].id < batch.samples[b].id;
-  });
+  const std::vector<std::int64_t> order = order_by_id(batch);
   std::vector<std::int64_t> offsets;
   std::int64_t total = 0;
   for (const Sample& s : batch.samples) {

@@ -44,8 +44,8 @@ void load_arena(const HfFolder& folder, Arena& arena) {
 }
 
 void load_flat(const HfFolder& folder, const ArenaLayout& layout, std::int64_t begin,
-               std::span<float> out) {
-  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+               std::int64_t end,
+               const std::function<void(std::int64_t, std::span<const float>)>& take) {
   std::vector<float> part;
   for (const ArenaEntry& e : layout.entries) {
     const std::int64_t cols = columns(layout, e);
@@ -56,7 +56,9 @@ void load_flat(const HfFolder& folder, const ArenaLayout& layout, std::int64_t b
     const std::int64_t rows = (f - e.flat_begin + cols - 1) / cols - row;
     part.resize(static_cast<std::size_t>(rows * cols));
     read_rows(folder, layout, e, row, rows, part.data());
-    std::copy_n(part.data() + (b - e.flat_begin - row * cols), f - b, out.data() + (b - begin));
+    take(b, std::span<const float>(part).subspan(
+                static_cast<std::size_t>(b - e.flat_begin - row * cols),
+                static_cast<std::size_t>(f - b)));
   }
 }
 

@@ -44,7 +44,8 @@ int command_generate(const std::vector<std::string>& words) {
   std::size_t longest = 0;
   for (const auto& p : prompts) longest = std::max(longest, p.ids.size());
 
-  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
+  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype),
+                  compute_place(config.compute.device));
   EngineWorker worker(
       weights.folder, weights.arena, config.engine,
       kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {});
@@ -99,7 +100,8 @@ int command_serve(const std::vector<std::string>& words) {
   start_log({});
   for (const auto& note : parsed->notes) TD_LOG(info, "{}", note);
   TD_LOG(info, "{}", start_compute(config.compute));
-  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
+  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype),
+                  compute_place(config.compute.device));
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
   tokenizer.info();  // starts the helper now, not inside the first request
   std::mutex tokenizer_mutex;

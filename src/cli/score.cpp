@@ -22,7 +22,8 @@ int command_score(const std::vector<std::string>& words) {
   TD_LOG(info, "{}", start_compute(config.compute));
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
   const auto rows = read_token_rows(config.input, tokenizer);
-  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype));
+  Weights weights(config.model.hf_checkpoint, compute_element(config.model.dtype),
+                  compute_place(config.compute.device));
   const std::int64_t limit = weights.folder.config().max_position_embeddings;
   for (std::size_t i = 0; i < rows.size(); ++i)
     TD_CHECK(rows[i].ids.size() >= 2 && static_cast<std::int64_t>(rows[i].ids.size()) <= limit,

@@ -5,7 +5,7 @@
 
 #include <cassert>
 
-#include "ops/kernels/kernels.h"
+#include "ops/place.h"
 
 namespace tandem {
 
@@ -34,36 +34,25 @@ void Runner::fill_context(const StepPlan& plan) {
   }
 }
 
-// logits: f32 [logit_rows, vocab], contiguous. Draws with consecutive rows go to the kernel in one
-// call; the n samples of a prompt draw from one row, each in a call of its own.
+// logits: f32 [logit_rows, vocab], contiguous; the n samples of a prompt draw from one row.
 void Runner::sample(const StepPlan& plan, const at::Tensor& logits,
                     std::span<SampledToken> sampled) {
   assert(logits.is_contiguous());
-  const std::int64_t vocab = logits.size(1);
-  const float* values = logits.const_data_ptr<float>();
-  const std::size_t count = plan.draws.size();
   rows_.clear();
   for (const PlanDraw& d : plan.draws) {
-    rows_.push_back({.temperature = d.temperature,
+    rows_.push_back({.row = d.logits_index,
+                     .temperature = d.temperature,
                      .seed = d.seed,
                      .sample_id = d.sample_id,
                      .position = d.position,
                      .evaluation = d.evaluation});
   }
-  tokens_.resize(count);
-  log_probs_.resize(count);
-  for (std::size_t begin = 0; begin < count;) {
-    const std::int64_t first = plan.draws[begin].logits_index;
-    std::size_t end = begin + 1;
-    while (end < count &&
-           plan.draws[end].logits_index == first + static_cast<std::int64_t>(end - begin)) {
-      ++end;
-    }
-    kernels().sample(values + first * vocab, static_cast<std::int64_t>(end - begin), vocab,
-                     &rows_[begin], &tokens_[begin], &log_probs_[begin]);
-    begin = end;
-  }
-  for (std::size_t i = 0; i < count; ++i) sampled[i] = {tokens_[i], log_probs_[i]};
+  tokens_.resize(rows_.size());
+  log_probs_.resize(rows_.size());
+  kernels(model_.place())
+      .sample(logits.const_data_ptr<float>(), logits.size(1), rows_.data(),
+              static_cast<std::int64_t>(rows_.size()), tokens_.data(), log_probs_.data());
+  for (std::size_t i = 0; i < rows_.size(); ++i) sampled[i] = {tokens_[i], log_probs_[i]};
 }
 
 }  // namespace tandem

@@ -1,10 +1,8 @@
 // Building the table (layer by layer, in the order of the forward pass) and moving rows in and out.
 #include "model/arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstring>
+#include <vector>
 
 #include "base/check.h"
 #include "ops/kernels/kernels.h"
@@ -19,9 +17,10 @@ std::int64_t element_bytes(Element e) { return e == Element::f32 ? 4 : 2; }
 // Collects storages in the order of the forward pass.
 class LayoutBuilder {
  public:
-  LayoutBuilder(Element element, std::int64_t tp_rank, std::int64_t tp_size)
+  LayoutBuilder(Element element, std::int64_t tp_rank, std::int64_t tp_size, Place place)
       : tp_rank_(tp_rank), tp_size_(tp_size) {
     layout_.element = element;
+    layout_.place = place;
   }
 
   struct Part {
@@ -31,28 +30,30 @@ class LayoutBuilder {
 
   // A matrix of parts one under the other, each cut by rows over the ranks.
   void matrix(std::string name, std::int64_t cols, const std::vector<Part>& parts) {
-    begin(std::move(name), Layout::panels, cols);
+    begin(std::move(name), true, cols);
     for (const Part& p : parts) cut(p, {p.rows, cols});
     end();
   }
   // Vectors that lie one after the other, cut like the rows of the matrix they belong to.
   void bias(std::string name, const std::vector<Part>& parts) {
-    begin(std::move(name), Layout::row_major, 1);
+    begin(std::move(name), false, 1);
     for (const Part& p : parts) cut(p, {p.rows});
     end();
   }
   // A vector that every rank holds whole.
   void vector(std::string name, std::string hf_name, std::int64_t n) {
-    begin(std::move(name), Layout::row_major, n);
+    begin(std::move(name), false, n);
     place(std::move(hf_name), {n}, 1, 0);
     end();
   }
   ArenaLayout take() { return std::move(layout_); }
 
  private:
-  void begin(std::string name, Layout layout, std::int64_t cols) {
+  void begin(std::string name, bool matrix, std::int64_t cols) {
+    const bool panels = matrix && layout_.place == Place::cpu;
     storage_ = {.name = std::move(name),
-                .layout = layout,
+                .matrix = matrix,
+                .layout = panels ? Layout::panels : Layout::row_major,
                 .rows = 0,
                 .cols = cols,
                 .offset_bytes = layout_.bytes,
@@ -127,14 +128,14 @@ void add_layer(LayoutBuilder& b, const ModelConfig& c, std::int64_t layer) {
 }  // namespace
 
 ArenaLayout make_arena_layout(const ModelConfig& c, Element element, std::int64_t tp_rank,
-                              std::int64_t tp_size) {
+                              std::int64_t tp_size, Place place) {
   TD_CHECK(tp_size >= 1 && tp_rank >= 0 && tp_rank < tp_size,
            "tensor-parallel rank {} of {}: a rank in [0, size) wanted", tp_rank, tp_size);
   TD_CHECK(c.num_heads % tp_size == 0 && c.num_kv_heads % tp_size == 0,
            "num_attention_heads {} and num_key_value_heads {} cannot be cut over {} "
            "tensor-parallel ranks",
            c.num_heads, c.num_kv_heads, tp_size);
-  LayoutBuilder b(element, tp_rank, tp_size);
+  LayoutBuilder b(element, tp_rank, tp_size, place);
   b.matrix("embed", c.hidden_size, {{"model.embed_tokens.weight", c.vocab_size}});
   for (std::int64_t l = 0; l < c.num_layers; ++l) add_layer(b, c, l);
   b.vector("norm", "model.norm.weight", c.hidden_size);
@@ -142,25 +143,24 @@ ArenaLayout make_arena_layout(const ModelConfig& c, Element element, std::int64_
   return b.take();
 }
 
-Arena::Arena(ArenaLayout layout) : layout_(std::move(layout)) {
-  void* p = mmap(nullptr, static_cast<std::size_t>(layout_.bytes), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TD_CHECK(p != MAP_FAILED, "weight arena: {} bytes cannot be mapped: {}", layout_.bytes,
-           std::strerror(errno));
-  madvise(p, static_cast<std::size_t>(layout_.bytes), MADV_HUGEPAGE);
-  memory_ = static_cast<std::byte*>(p);
-}
-
-Arena::~Arena() { munmap(memory_, static_cast<std::size_t>(layout_.bytes)); }
+Arena::Arena(ArenaLayout layout)
+    : layout_(std::move(layout)), memory_(layout_.place, layout_.bytes, "weight arena") {}
 
 void* Arena::storage_data(std::int64_t storage) const {
-  return memory_ + layout_.storages[storage].offset_bytes;
+  return static_cast<std::byte*>(memory_.data()) + layout_.storages[storage].offset_bytes;
 }
 
 std::int64_t Arena::storage_index(std::string_view name) const {
   for (std::size_t i = 0; i < layout_.storages.size(); ++i)
     if (layout_.storages[i].name == name) return static_cast<std::int64_t>(i);
   throw Error(fmt::format("weight arena: no storage is called '{}'", name));
+}
+
+// Where rows of an entry lie in a row-major storage.
+std::byte* Arena::row_address(const ArenaEntry& entry, std::int64_t row) const {
+  return static_cast<std::byte*>(storage_data(entry.storage)) +
+         (entry.row_begin + row) * layout_.storages[entry.storage].cols *
+             element_bytes(layout_.element);
 }
 
 void Arena::write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows,
@@ -171,12 +171,14 @@ void Arena::write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t r
                            entry.row_begin + row, rows, source);
     return;
   }
-  const std::int64_t begin = (entry.row_begin + row) * s.cols;
-  if (layout_.element == Element::f32)
-    std::copy_n(source, rows * s.cols, static_cast<float*>(storage_data(entry.storage)) + begin);
-  else
-    kernels().to_bf16(source, static_cast<bf16*>(storage_data(entry.storage)) + begin,
-                      rows * s.cols);
+  const std::int64_t count = rows * s.cols;
+  if (layout_.element == Element::f32) {
+    write_memory(place(), row_address(entry, row), source, count * 4);
+    return;
+  }
+  std::vector<bf16> narrow(static_cast<std::size_t>(count));
+  kernels().to_bf16(source, narrow.data(), count);
+  write_memory(place(), row_address(entry, row), narrow.data(), count * 2);
 }
 
 void Arena::read_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows,
@@ -187,13 +189,26 @@ void Arena::read_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t ro
                           entry.row_begin + row, rows, target);
     return;
   }
-  const std::int64_t begin = (entry.row_begin + row) * s.cols;
+  const std::int64_t count = rows * s.cols;
+  if (layout_.element == Element::f32) {
+    read_memory(place(), target, row_address(entry, row), count * 4);
+    return;
+  }
+  std::vector<bf16> narrow(static_cast<std::size_t>(count));
+  read_memory(place(), narrow.data(), row_address(entry, row), count * 2);
+  kernels().to_f32(narrow.data(), target, count);
+}
+
+// Rows from where the arena lies itself.
+void Arena::copy_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows,
+                      const float* source) {
+  if (place() == Place::cpu) return write_rows(entry, row, rows, source);
+  const std::int64_t count = rows * layout_.storages[entry.storage].cols;
+  const Kernels& k = kernels(place());
   if (layout_.element == Element::f32)
-    std::copy_n(static_cast<const float*>(storage_data(entry.storage)) + begin, rows * s.cols,
-                target);
+    k.copy_f32(source, reinterpret_cast<float*>(row_address(entry, row)), count);
   else
-    kernels().to_f32(static_cast<const bf16*>(storage_data(entry.storage)) + begin, target,
-                     rows * s.cols);
+    k.to_bf16(source, reinterpret_cast<bf16*>(row_address(entry, row)), count);
 }
 
 void Arena::write_flat(std::int64_t begin, std::int64_t end, const float* source) {
@@ -204,7 +219,7 @@ void Arena::write_flat(std::int64_t begin, std::int64_t end, const float* source
     if (b >= f) continue;
     TD_CHECK((b - e.flat_begin) % cols == 0 && (f - e.flat_begin) % cols == 0,
              "{}: flat range [{}, {}) cuts a row", e.hf_name, begin, end);
-    write_rows(e, (b - e.flat_begin) / cols, (f - b) / cols, source + (b - begin));
+    copy_rows(e, (b - e.flat_begin) / cols, (f - b) / cols, source + (b - begin));
   }
 }
 

@@ -1,11 +1,11 @@
 // The weight arena: one allocation that holds the compute weights of a role, in the kernels' own
 // layout, and the table that says where each Hugging Face tensor lies in it.
 //
-// A *storage* is what one kernel call reads: a matrix in panels (q, k and v fused; gate and up
-// fused) or a row-major vector. An *entry* is a Hugging Face tensor: a range of rows of one
-// storage. The flat parameter vector (gradients, master weights, moments) holds the storages'
-// logical rows in table order, row-major and without padding, so an entry and a fused storage are
-// both contiguous there. Tied heads have no entry of their own.
+// A *storage* is what one kernel call reads: a matrix (q, k and v fused; gate and up fused), on the
+// CPU in panels, on a GPU row-major, or a row-major vector. An *entry* is a Hugging Face tensor: a
+// range of rows of one storage. The flat parameter vector (gradients, master weights, moments)
+// holds the storages' logical rows in table order, row-major and without padding, so an entry and a
+// fused storage are both contiguous there. Tied heads have no entry of their own.
 //
 // With tensor parallelism every matrix is cut by output rows (the sum over inputs is never cut), so
 // a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor.
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "model/hf_config.h"
+#include "ops/place.h"
 #include "ops/weight.h"
 
 namespace tandem {
@@ -27,6 +28,7 @@ enum class Layout : std::uint8_t { row_major, panels };
 
 struct ArenaStorage {
   std::string name;  // "layers.3.qkv"
+  bool matrix = false;
   Layout layout = Layout::row_major;
   std::int64_t rows = 0, cols = 0;  // vectors: [1, n]
   std::int64_t offset_bytes = 0, bytes = 0;
@@ -44,6 +46,7 @@ struct ArenaEntry {
 
 struct ArenaLayout {
   Element element = Element::f32;
+  Place place = Place::cpu;
   std::vector<ArenaStorage> storages;
   std::vector<ArenaEntry> entries;
   std::int64_t bytes = 0;
@@ -53,16 +56,14 @@ struct ArenaLayout {
 // The table for one tensor-parallel rank. Pure. Error if heads, kv heads, hidden, intermediate or
 // vocabulary size do not divide by tp_size (the vocabulary by 16·tp_size when tp_size > 1).
 ArenaLayout make_arena_layout(const ModelConfig& config, Element element, std::int64_t tp_rank = 0,
-                              std::int64_t tp_size = 1);
+                              std::int64_t tp_size = 1, Place place = Place::cpu);
 
 class Arena {
  public:
   explicit Arena(ArenaLayout layout);
-  ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
 
   const ArenaLayout& layout() const { return layout_; }
+  Place place() const { return layout_.place; }
   std::int64_t version() const { return version_; }
   const std::int64_t* version_address() const { return &version_; }
   void set_version(std::int64_t version) { version_ = version; }
@@ -71,19 +72,22 @@ class Arena {
   // Index by name; Error if there is none.
   std::int64_t storage_index(std::string_view name) const;
 
-  // Rows of an entry (row 0 is its first local row) from and to row-major f32.
+  // Rows of an entry (row 0 is its first local row) from and to row-major f32 of the host.
   void write_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows,
                   const float* source);
   void read_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows, float* target) const;
   // Elements [begin, end) of the flat vector, f32; cut to whole rows by the caller's choice of
-  // ranges is not needed. `source` points at element `begin`.
+  // ranges is not needed. `source` points at element `begin` and lies where the arena does.
   void write_flat(std::int64_t begin, std::int64_t end, const float* source);
-  // All elements, in flat order.
+  // All elements, in flat order, to the host.
   void read_flat(float* target) const;
 
  private:
+  std::byte* row_address(const ArenaEntry& entry, std::int64_t row) const;
+  void copy_rows(const ArenaEntry& entry, std::int64_t row, std::int64_t rows, const float* source);
+
   ArenaLayout layout_;
-  std::byte* memory_ = nullptr;
+  Memory memory_;
   std::int64_t version_ = 0;
 };
 

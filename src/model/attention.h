@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "model/kv_pool.h"
@@ -16,6 +17,12 @@ struct AttentionContext {
   KvPool* pool = nullptr;
   std::vector<Segment> segments;
   std::vector<KvWrite> writes;
+
+  // Segments and writes as the device wants them, made by the forward call; null on the CPU.
+  struct FreePlan {
+    void operator()(AttentionPlan* plan) const { cuda_part().free_plan(plan); }
+  };
+  std::unique_ptr<AttentionPlan, FreePlan> plan;
 };
 
 }  // namespace tandem

@@ -10,15 +10,16 @@
 namespace tandem {
 
 KvPool::KvPool(const AttentionShape& shape, Element element, std::int64_t num_layers,
-               std::int64_t num_blocks)
-    : shape_(shape),
-      num_layers_(num_layers),
-      num_blocks_(num_blocks),
-      element_bytes_(element == Element::f32 ? 4 : 2) {
+               std::int64_t num_blocks, Place place)
+    : num_layers_(num_layers), num_blocks_(num_blocks) {
   TD_CHECK(num_blocks > 0, "KV cache: {} blocks found, at least 1 wanted", num_blocks);
-  const auto bytes = at::dtype(at::kByte);
-  k_ = at::empty({num_layers, num_blocks, shape.k_block_elements() * element_bytes_}, bytes);
-  v_ = at::empty({num_layers, num_blocks, shape.v_block_elements() * element_bytes_}, bytes);
+  const std::int64_t element_bytes = element == Element::f32 ? 4 : 2;
+  const std::int64_t plain = shape.num_kv_heads * shape.head_dim * kBlockTokens;
+  const std::int64_t k = place == Place::cpu ? shape.k_block_elements() : plain;
+  const std::int64_t v = place == Place::cpu ? shape.v_block_elements() : plain;
+  const auto bytes = at::dtype(at::kByte).device(device_of(place));
+  k_ = at::empty({num_layers, num_blocks, k * element_bytes}, bytes);
+  v_ = at::empty({num_layers, num_blocks, v * element_bytes}, bytes);
 }
 
 std::int64_t KvPool::bytes() const { return k_.numel() + v_.numel(); }
@@ -33,6 +34,10 @@ void* KvPool::v_blocks(std::int64_t layer) {
 
 void KvPool::copy_block(std::int32_t from, std::int32_t to) {
   for (auto* t : {&k_, &v_}) {
+    if (t->is_cuda()) {
+      t->select(1, to).copy_(t->select(1, from));
+      continue;
+    }
     auto* base = t->data_ptr<std::uint8_t>();
     for (std::int64_t l = 0; l < num_layers_; ++l)
       std::memcpy(base + l * t->stride(0) + to * t->stride(1),

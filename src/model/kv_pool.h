@@ -1,6 +1,7 @@
 // Keys and values of all layers in blocks of kBlockTokens positions; slot = block · 16 + offset.
-// A block of a layer holds K as [kv_head][head_dim][16] and V as [kv_head][16][padded head_dim],
-// so that scores come 16 keys at a time. A pool of one layer serves every layer of a training
+// On the CPU a block of a layer holds K as [kv_head][head_dim][16] and V as
+// [kv_head][16][padded head_dim], so that scores come 16 keys at a time; on a GPU both are
+// [16][kv_head][head_dim]. A pool of one layer serves every layer of a training
 // forward in turn, since there a layer's keys are written just before they are read.
 #pragma once
 
@@ -16,7 +17,7 @@ namespace tandem {
 class KvPool {
  public:
   KvPool(const AttentionShape& shape, Element element, std::int64_t num_layers,
-         std::int64_t num_blocks);
+         std::int64_t num_blocks, Place place = Place::cpu);
 
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int64_t num_layers() const { return num_layers_; }
@@ -29,8 +30,7 @@ class KvPool {
   void copy_block(std::int32_t from, std::int32_t to);
 
  private:
-  AttentionShape shape_;
-  std::int64_t num_layers_, num_blocks_, element_bytes_;
+  std::int64_t num_layers_, num_blocks_;
   at::Tensor k_, v_;  // uint8 [layers, blocks, bytes]
 };
 

@@ -31,8 +31,9 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
         WeightView{.name = s.name.c_str(),
                    .data = arena.storage_data(static_cast<std::int64_t>(views_.size())),
                    .element = arena.layout().element,
-                   .rows = s.layout == Layout::panels ? s.rows : 1,
-                   .cols = s.layout == Layout::panels ? s.cols : s.rows * s.cols,
+                   .place = arena.place(),
+                   .rows = s.matrix ? s.rows : 1,
+                   .cols = s.matrix ? s.cols : s.rows * s.cols,
                    .grad = nullptr,
                    .version = arena.version_address()}));
   set_grads(grads);
@@ -70,6 +71,8 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
       cos_.data_ptr<float>()[p * half + i] = std::cos(angle) * factor;
       sin_.data_ptr<float>()[p * half + i] = std::sin(angle) * factor;
     }
+  cos_ = cos_.to(device_of(place()));
+  sin_ = sin_.to(device_of(place()));
 }
 
 const WeightView* Model::view(const std::string& name) {
@@ -87,7 +90,7 @@ void Model::set_grads(float* grads) {
 
 void Model::finish_grads() {
   for (auto& v : views_) {
-    if (v->fresh) std::fill_n(v->grad, v->rows * v->cols, 0.0f);
+    if (v->fresh) zero_memory(v->place, v->grad, v->rows * v->cols * 4);
     v->fresh = false;
   }
 }
@@ -107,7 +110,8 @@ at::Tensor Model::embed(std::span<const TokenId> tokens) {
   // Hugging Face models name the padding token to nn.Embedding, which then keeps its row's gradient
   // at 0; chat models often use a token of every turn for it, so this shows.
   if (!group_ || group_->size() == 1)
-    return embedding(tokens, *embed_, config_.pad_id ? *config_.pad_id : -1);
+    return embedding(ids_tensor("token id", tokens, embed_->rows, place()), *embed_,
+                     config_.pad_id ? *config_.pad_id : -1);
   // Each rank looks up the ids of its own rows; the others' rows are zero, so the sum is exact.
   const auto first = static_cast<TokenId>(group_->rank() * embed_->rows);
   std::vector<TokenId> local(tokens.begin(), tokens.end());
@@ -119,7 +123,7 @@ at::Tensor Model::embed(std::span<const TokenId> tokens) {
     if (!mine) absent.push_back(static_cast<std::int64_t>(i));
     local[i] = mine ? local[i] - first : 0;
   }
-  auto x = embedding(local, *embed_).to(at::kFloat);
+  auto x = embedding(ids_tensor("token id", local, embed_->rows, place()), *embed_).to(at::kFloat);
   for (std::int64_t row : absent) x[row].zero_();
   group_->all_reduce_sum(std::span<float>(x.data_ptr<float>(), x.numel()));
   return x.to(scalar_type(element()));
@@ -138,8 +142,7 @@ at::Tensor Model::norm_heads(const Layer& l, const at::Tensor& qkv) {
   return at::cat({part(0, q, *l.q_norm), part(q, kv, *l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
 }
 
-at::Tensor Model::run_layer(Layer& l, const at::Tensor& x,
-                            std::span<const std::int32_t> positions) {
+at::Tensor Model::run_layer(Layer& l, const at::Tensor& x, const at::Tensor& positions) {
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   auto h = rms_norm(x, *l.input_norm, eps);
   auto qkv = rotary(norm_heads(l, linear(h, *l.qkv, l.qkv_bias)), shape_, positions, cos_, sin_);
@@ -151,15 +154,25 @@ at::Tensor Model::run_layer(Layer& l, const at::Tensor& x,
 }
 
 at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
-                          const AttentionContext& context) {
+                          AttentionContext& context) {
+  if (place() == Place::cuda)
+    context.plan.reset(cuda_part().plan_attention(
+        element(), shape_,
+        {.segments = context.segments.data(),
+         .num_segments = static_cast<std::int64_t>(context.segments.size()),
+         .writes = context.writes.data(),
+         .num_writes = static_cast<std::int64_t>(context.writes.size()),
+         .rows = static_cast<std::int64_t>(tokens.size())}));
   auto x = embed(tokens);
+  const auto at_positions = ids_tensor("position", positions, cos_.size(0), place());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     layers_[i].kv = {.k_blocks = context.pool->k_blocks(index),
                      .v_blocks = context.pool->v_blocks(index),
                      .writes = context.writes,
-                     .segments = context.segments};
-    x = run_layer(layers_[i], x, positions);
+                     .segments = context.segments,
+                     .plan = context.plan.get()};
+    x = run_layer(layers_[i], x, at_positions);
   }
   return rms_norm(x, *norm_, static_cast<float>(config_.rms_norm_eps), norm_offset_);
 }
@@ -167,7 +180,7 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
 at::Tensor Model::logits(const at::Tensor& hidden, std::span<const std::int64_t> rows) {
   const auto index = at::empty({static_cast<std::int64_t>(rows.size())}, at::dtype(at::kLong));
   std::copy(rows.begin(), rows.end(), index.data_ptr<std::int64_t>());
-  const auto picked = hidden.index_select(0, index);
+  const auto picked = hidden.index_select(0, index.to(hidden.device()));
   if (!group_ || group_->size() == 1) return tandem::logits(picked, *head_);
   return gather_columns(tandem::logits(picked, *head_));
 }

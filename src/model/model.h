@@ -31,11 +31,12 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const AttentionShape& attention_shape() const { return shape_; }  // of this rank's heads
   Element element() const { return arena_.layout().element; }
+  Place place() const { return arena_.place(); }  // where tensors and gradients lie
 
   // Hidden states after the last norm: [tokens.size(), hidden]. The context and what it points to
-  // must live until backward is done.
+  // must live until backward is done; on a GPU the call fills in its plan.
   at::Tensor forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
-                     const AttentionContext& context);
+                     AttentionContext& context);
   // f32 logits [rows.size(), vocab] of the given rows of `hidden`.
   at::Tensor logits(const at::Tensor& hidden, std::span<const std::int64_t> rows);
   const WeightView& head() const { return *head_; }
@@ -58,7 +59,7 @@ class Model {
   at::Tensor embed(std::span<const TokenId> tokens);
   at::Tensor norm_heads(const Layer& layer, const at::Tensor& qkv);
   at::Tensor gather_columns(const at::Tensor& local);
-  at::Tensor run_layer(Layer& layer, const at::Tensor& x, std::span<const std::int32_t> positions);
+  at::Tensor run_layer(Layer& layer, const at::Tensor& x, const at::Tensor& positions);
 
   ModelConfig config_;
   Arena& arena_;

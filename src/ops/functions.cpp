@@ -1,5 +1,5 @@
-// Shape checks and autograd around the CPU kernels. Each Function keeps pointers to weight views
-// and call descriptions that its caller owns until backward is done.
+// Shape checks and autograd around the kernels of the place where the tensors lie. Each Function
+// keeps pointers to weight views and call descriptions that its caller owns until backward is done.
 #include "ops/functions.h"
 
 #include <ATen/ATen.h>
@@ -24,13 +24,24 @@ Element element_of(const at::Tensor& x) {
 
 at::ScalarType scalar_type(Element e) { return e == Element::f32 ? at::kFloat : at::kBFloat16; }
 
+Place place_of(const at::Tensor& x) { return x.is_cuda() ? Place::cuda : Place::cpu; }
+
 namespace {
 
 void check_rows(const char* op, const at::Tensor& x, std::int64_t width) {
-  TD_CHECK(x.dim() == 2 && x.size(1) == width && x.is_contiguous() && x.device().is_cpu(),
-           "{}: a contiguous CPU tensor [rows, {}] wanted, found {} dimensions, last {}", op, width,
+  TD_CHECK(x.dim() == 2 && x.size(1) == width && x.is_contiguous(),
+           "{}: a contiguous tensor [rows, {}] wanted, found {} dimensions, last {}", op, width,
            x.dim(), x.dim() > 0 ? x.size(-1) : 0);
 }
+
+void check_rows(const WeightView& w, const at::Tensor& x) {
+  check_rows(w.name, x, w.cols);
+  TD_CHECK(place_of(x) == w.place, "{}: the activation lies on {}, the weight on another device",
+           w.name, x.device().str());
+}
+
+const Kernels& kernels_of(const at::Tensor& x) { return kernels(place_of(x)); }
+at::TensorOptions f32_like(const at::Tensor& x) { return at::dtype(at::kFloat).device(x.device()); }
 
 at::Tensor empty_rows(const at::Tensor& like, std::int64_t rows, std::int64_t width) {
   return at::empty({rows, width}, like.options().requires_grad(false));
@@ -54,14 +65,14 @@ const WeightView& recall(AutogradContext* ctx) {
 
 // The gradient buffer of a weight that adds into it: zeroed first if its content is old.
 float* added_grad(const WeightView& w) {
-  if (w.fresh) std::fill_n(w.grad, w.rows * w.cols, 0.0f);
+  if (w.fresh) zero_memory(w.place, w.grad, w.rows * w.cols * 4);
   w.fresh = false;
   return w.grad;
 }
 void matrix_grad(const WeightView& w, const at::Tensor& dy, bool dy_is_f32, const at::Tensor& x) {
   if (!w.grad) return;
-  kernels().linear_dw(w.element, dy.data_ptr(), dy_is_f32, x.data_ptr(), w.grad, !w.fresh,
-                      x.size(0), w.rows, w.cols);
+  kernels(w.place).linear_dw(w.element, dy.data_ptr(), dy_is_f32, x.data_ptr(), w.grad, !w.fresh,
+                             x.size(0), w.rows, w.cols);
   w.fresh = false;
 }
 
@@ -74,24 +85,19 @@ struct Embedding : Function<Embedding> {
     remember(ctx, *w);
     ctx->saved_data["padding_id"] = padding_id;
     ctx->save_for_backward({ids});
-    auto y = at::empty({ids.size(0), w->cols}, at::dtype(scalar_type(w->element)));
-    kernels().gather_rows(w->element, w->data, w->cols, ids.data_ptr<std::int32_t>(), ids.size(0),
-                          y.data_ptr());
+    auto y = at::empty({ids.size(0), w->cols}, ids.options().dtype(scalar_type(w->element)));
+    kernels(w->place).gather_rows(w->element, w->data, w->cols, ids.data_ptr<std::int32_t>(),
+                                  ids.size(0), y.data_ptr());
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const WeightView& w = recall(ctx);
     if (w.grad) {
       const auto ids = ctx->get_saved_variables()[0];
-      const auto dy = grads[0].to(at::kFloat).contiguous();
-      const float* d = dy.data_ptr<float>();
-      float* grad = added_grad(w);
-      const std::int64_t padding_id = ctx->saved_data.at("padding_id").toInt();
-      for (std::int64_t r = 0; r < ids.size(0); ++r) {
-        if (ids.data_ptr<std::int32_t>()[r] == padding_id) continue;
-        float* g = grad + ids.data_ptr<std::int32_t>()[r] * w.cols;
-        for (std::int64_t c = 0; c < w.cols; ++c) g[c] += d[r * w.cols + c];
-      }
+      const auto dy = grads[0].contiguous();
+      kernels(w.place).add_rows(w.element, dy.data_ptr(), ids.data_ptr<std::int32_t>(),
+                                ctx->saved_data.at("padding_id").toInt(), added_grad(w),
+                                ids.size(0), w.cols);
     }
     return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -104,8 +110,8 @@ struct Linear : Function<Linear> {
     ctx->saved_data["bias"] = address(bias);
     ctx->save_for_backward({x});
     auto y = empty_rows(x, x.size(0), w->rows);
-    kernels().linear(w->element, x.data_ptr(), w->data, bias ? bias->data : nullptr, y.data_ptr(),
-                     false, x.size(0), w->rows, w->cols);
+    kernels(w->place).linear(w->element, x.data_ptr(), w->data, bias ? bias->data : nullptr,
+                             y.data_ptr(), false, x.size(0), w->rows, w->cols);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -114,11 +120,11 @@ struct Linear : Function<Linear> {
     const auto x = ctx->get_saved_variables()[0];
     const auto dy = grads[0].contiguous();
     auto dx = empty_rows(x, x.size(0), w.cols);
-    kernels().linear_dx(w.element, dy.data_ptr(), false, w.data, dx.data_ptr(), x.size(0), w.rows,
-                        w.cols);
+    kernels(w.place).linear_dx(w.element, dy.data_ptr(), false, w.data, dx.data_ptr(), x.size(0),
+                               w.rows, w.cols);
     matrix_grad(w, dy, false, x);
     if (bias && bias->grad)
-      kernels().bias_dw(w.element, dy.data_ptr(), added_grad(*bias), x.size(0), w.rows);
+      kernels(w.place).bias_dw(w.element, dy.data_ptr(), added_grad(*bias), x.size(0), w.rows);
     return {dx, at::Tensor(), at::Tensor()};
   }
 };
@@ -129,10 +135,10 @@ struct RmsNorm : Function<RmsNorm> {
     remember(ctx, *w);
     ctx->saved_data["offset"] = offset;
     auto y = at::empty_like(x, x.options().requires_grad(false));
-    auto rstd = at::empty({x.size(0)}, at::dtype(at::kFloat));
-    kernels().rms_norm(w->element, x.data_ptr(), w->data, static_cast<float>(eps),
-                       static_cast<float>(offset), y.data_ptr(), rstd.data_ptr<float>(), x.size(0),
-                       w->cols);
+    auto rstd = at::empty({x.size(0)}, f32_like(x));
+    kernels(w->place).rms_norm(w->element, x.data_ptr(), w->data, static_cast<float>(eps),
+                               static_cast<float>(offset), y.data_ptr(), rstd.data_ptr<float>(),
+                               x.size(0), w->cols);
     ctx->save_for_backward({x, rstd});
     return y;
   }
@@ -142,12 +148,13 @@ struct RmsNorm : Function<RmsNorm> {
     const auto dy = grads[0].contiguous();
     auto dx = at::empty_like(saved[0], saved[0].options().requires_grad(false));
     const float* rstd = saved[1].data_ptr<float>();
-    kernels().rms_norm_dx(w.element, dy.data_ptr(), saved[0].data_ptr(), w.data,
-                          static_cast<float>(ctx->saved_data.at("offset").toDouble()), rstd,
-                          dx.data_ptr(), dy.size(0), w.cols);
+    const Kernels& k = kernels(w.place);
+    k.rms_norm_dx(w.element, dy.data_ptr(), saved[0].data_ptr(), w.data,
+                  static_cast<float>(ctx->saved_data.at("offset").toDouble()), rstd, dx.data_ptr(),
+                  dy.size(0), w.cols);
     if (w.grad)
-      kernels().rms_norm_dw(w.element, dy.data_ptr(), saved[0].data_ptr(), rstd, added_grad(w),
-                            dy.size(0), w.cols);
+      k.rms_norm_dw(w.element, dy.data_ptr(), saved[0].data_ptr(), rstd, added_grad(w), dy.size(0),
+                    w.cols);
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -155,9 +162,9 @@ struct RmsNorm : Function<RmsNorm> {
 struct Rotary : Function<Rotary> {
   static void rotate(const at::Tensor& x, const AttentionShape& s, const at::Tensor& positions,
                      const at::Tensor& cos, const at::Tensor& sin, int direction) {
-    kernels().rotary(element_of(x), x.data_ptr(), s.qkv_width(), s.num_heads + s.num_kv_heads,
-                     s.head_dim, 2 * cos.size(1), positions.data_ptr<std::int32_t>(),
-                     cos.data_ptr<float>(), sin.data_ptr<float>(), direction, x.size(0));
+    kernels_of(x).rotary(element_of(x), x.data_ptr(), s.qkv_width(), s.num_heads + s.num_kv_heads,
+                         s.head_dim, 2 * cos.size(1), positions.data_ptr<std::int32_t>(),
+                         cos.data_ptr<float>(), sin.data_ptr<float>(), direction, x.size(0));
   }
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
                             const AttentionShape* shape, const at::Tensor& positions,
@@ -184,8 +191,16 @@ struct Attention : Function<Attention> {
     ctx->saved_data["shape"] = address(shape);
     ctx->saved_data["segments"] = address(kv->segments.data());
     ctx->saved_data["num_segments"] = static_cast<std::int64_t>(kv->segments.size());
-    ctx->save_for_backward({qkv});
     auto y = empty_rows(qkv, qkv.size(0), shape->num_heads * shape->head_dim);
+    if (qkv.is_cuda()) {
+      ctx->saved_data["plan"] = address(kv->plan);
+      auto lse = at::empty({shape->num_heads, qkv.size(0)}, f32_like(qkv));
+      cuda_part().attention(e, *shape, kv->plan, qkv.data_ptr(), kv->k_blocks, kv->v_blocks,
+                            y.data_ptr(), lse.data_ptr<float>());
+      ctx->save_for_backward({qkv, y, lse});
+      return y;
+    }
+    ctx->save_for_backward({qkv});
     kernels().write_kv(e, *shape, qkv.data_ptr(), kv->writes.data(),
                        static_cast<std::int64_t>(kv->writes.size()), kv->k_blocks, kv->v_blocks);
     kernels().attention(e, *shape, qkv.data_ptr(), kv->segments.data(),
@@ -194,9 +209,17 @@ struct Attention : Function<Attention> {
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto qkv = ctx->get_saved_variables()[0];
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& qkv = saved[0];
     const auto dy = grads[0].contiguous();
     auto dx = at::empty_like(qkv, qkv.options().requires_grad(false));
+    if (qkv.is_cuda()) {
+      cuda_part().attention_backward(element_of(qkv), *pointer<AttentionShape>(ctx, "shape"),
+                                     pointer<AttentionPlan>(ctx, "plan"), qkv.data_ptr(),
+                                     saved[1].data_ptr(), dy.data_ptr(), saved[2].data_ptr<float>(),
+                                     dx.data_ptr());
+      return {dx, at::Tensor(), at::Tensor()};
+    }
     kernels().attention_backward(element_of(qkv), *pointer<AttentionShape>(ctx, "shape"),
                                  qkv.data_ptr(), dy.data_ptr(), pointer<Segment>(ctx, "segments"),
                                  ctx->saved_data.at("num_segments").toInt(), dx.data_ptr(),
@@ -209,22 +232,23 @@ struct SiluMul : Function<SiluMul> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
     ctx->save_for_backward({x});
     auto y = empty_rows(x, x.size(0), x.size(1) / 2);
-    kernels().silu_mul(element_of(x), x.data_ptr(), y.data_ptr(), x.size(0), x.size(1) / 2);
+    kernels_of(x).silu_mul(element_of(x), x.data_ptr(), y.data_ptr(), x.size(0), x.size(1) / 2);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto x = ctx->get_saved_variables()[0];
     const auto dy = grads[0].contiguous();
     auto dx = at::empty_like(x, x.options().requires_grad(false));
-    kernels().silu_mul_dx(element_of(x), dy.data_ptr(), x.data_ptr(), dx.data_ptr(), x.size(0),
-                          x.size(1) / 2);
+    kernels_of(x).silu_mul_dx(element_of(x), dy.data_ptr(), x.data_ptr(), dx.data_ptr(), x.size(0),
+                              x.size(1) / 2);
     return {dx};
   }
 };
 
-// Rows of the head computed at a time: about 64 MB of logits.
-std::int64_t head_chunk(std::int64_t vocabulary) {
-  return std::max<std::int64_t>(16, (std::int64_t{16} << 20) / vocabulary);
+// Rows of the head computed at a time: about 64 MB of logits, on a GPU 2 GB.
+std::int64_t head_chunk(const WeightView& head) {
+  const std::int64_t elements = std::int64_t{head.place == Place::cpu ? 16 : 512} << 20;
+  return std::max<std::int64_t>(16, elements / head.rows);
 }
 
 struct HeadLogProbs : Function<HeadLogProbs> {
@@ -233,15 +257,15 @@ struct HeadLogProbs : Function<HeadLogProbs> {
                                bool with_entropy) {
     remember(ctx, *head);
     ctx->saved_data["temperature"] = temperature;
-    const std::int64_t rows = hidden.size(0), chunk = head_chunk(head->rows);
-    const auto f32 = at::dtype(at::kFloat);
+    const std::int64_t rows = hidden.size(0), chunk = head_chunk(*head);
+    const auto f32 = f32_like(hidden);
     auto log_probs = at::empty({rows}, f32), lse = at::empty({rows}, f32);
     auto entropy = with_entropy ? at::empty({rows}, f32) : at::Tensor();
     at::Tensor last;
     for (std::int64_t r = 0; r < rows; r += chunk) {
       const std::int64_t n = std::min(chunk, rows - r);
       last = logits(hidden.narrow(0, r, n), *head);
-      kernels().log_softmax_gather(
+      kernels_of(hidden).log_softmax_gather(
           last.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r, static_cast<float>(temperature),
           log_probs.data_ptr<float>() + r, lse.data_ptr<float>() + r,
           with_entropy ? entropy.data_ptr<float>() + r : nullptr, n, head->rows);
@@ -255,8 +279,9 @@ struct HeadLogProbs : Function<HeadLogProbs> {
     const WeightView& head = recall(ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &hidden = saved[0], &ids = saved[1], &lse = saved[2], &entropy = saved[3];
-    const std::int64_t rows = hidden.size(0), chunk = head_chunk(head.rows);
-    const auto d_log_prob = grads[0].defined() ? grads[0].contiguous() : at::zeros({rows});
+    const std::int64_t rows = hidden.size(0), chunk = head_chunk(head);
+    const auto d_log_prob =
+        grads[0].defined() ? grads[0].contiguous() : at::zeros({rows}, lse.options());
     const bool has_entropy = grads.size() > 1 && grads[1].defined();
     const auto d_entropy = has_entropy ? grads[1].contiguous() : at::Tensor();
     auto dx = at::empty_like(hidden, hidden.options().requires_grad(false));
@@ -265,53 +290,53 @@ struct HeadLogProbs : Function<HeadLogProbs> {
       const std::int64_t n = std::min(chunk, rows - r);
       const auto part = hidden.narrow(0, r, n);
       const auto z = saved[4].defined() ? saved[4] : logits(part, head);
-      kernels().log_softmax_backward(
+      kernels_of(z).log_softmax_backward(
           z.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
           static_cast<float>(ctx->saved_data.at("temperature").toDouble()),
           lse.data_ptr<float>() + r, entropy.defined() ? entropy.data_ptr<float>() + r : nullptr,
           d_log_prob.data_ptr<float>() + r, has_entropy ? d_entropy.data_ptr<float>() + r : nullptr,
           n, head.rows);
-      kernels().linear_dx(head.element, z.data_ptr(), true, head.data,
-                          static_cast<char*>(dx.data_ptr()) + r * width, n, head.rows, head.cols);
+      kernels_of(z).linear_dx(head.element, z.data_ptr(), true, head.data,
+                              static_cast<char*>(dx.data_ptr()) + r * width, n, head.rows,
+                              head.cols);
       matrix_grad(head, z, true, part);
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-at::Tensor ids_tensor(const char* what, std::span<const std::int32_t> ids, std::int64_t limit) {
+}  // namespace
+
+at::Tensor ids_tensor(const char* what, std::span<const std::int32_t> ids, std::int64_t limit,
+                      Place place) {
   auto t = at::empty({static_cast<std::int64_t>(ids.size())}, at::dtype(at::kInt));
   for (std::size_t i = 0; i < ids.size(); ++i)
     TD_CHECK(ids[i] >= 0 && ids[i] < limit, "{}: {} at index {} is outside [0, {})", what, ids[i],
              i, limit);
   std::copy(ids.begin(), ids.end(), t.data_ptr<std::int32_t>());
-  return t;
+  return place == Place::cpu ? t : t.to(device_of(place));
 }
 
-}  // namespace
-
-at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w,
-                     std::int64_t padding_id) {
-  return Embedding::apply(anchor(), ids_tensor("token id", ids, w.rows), &w, padding_id);
+at::Tensor embedding(const at::Tensor& ids, const WeightView& w, std::int64_t padding_id) {
+  return Embedding::apply(anchor(), ids, &w, padding_id);
 }
 
 at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias) {
-  check_rows(w.name, x, w.cols);
+  check_rows(w, x);
   return Linear::apply(x, &w, bias);
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset) {
-  check_rows(w.name, x, w.cols);
+  check_rows(w, x);
   return RmsNorm::apply(x, &w, static_cast<double>(eps), static_cast<double>(offset));
 }
 
-at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape,
-                  std::span<const std::int32_t> positions, const at::Tensor& cos,
-                  const at::Tensor& sin) {
+at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::Tensor& positions,
+                  const at::Tensor& cos, const at::Tensor& sin) {
   check_rows("rotary", qkv, shape.qkv_width());
-  TD_CHECK(static_cast<std::int64_t>(positions.size()) == qkv.size(0),
-           "rotary: {} positions for {} rows", positions.size(), qkv.size(0));
-  return Rotary::apply(qkv, &shape, ids_tensor("position", positions, cos.size(0)), cos, sin);
+  TD_CHECK(positions.size(0) == qkv.size(0), "rotary: {} positions for {} rows", positions.size(0),
+           qkv.size(0));
+  return Rotary::apply(qkv, &shape, positions, cos, sin);
 }
 
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv) {
@@ -325,20 +350,21 @@ at::Tensor silu_mul(const at::Tensor& gate_up) {
 }
 
 at::Tensor logits(const at::Tensor& hidden, const WeightView& head) {
-  check_rows(head.name, hidden, head.cols);
-  auto z = at::empty({hidden.size(0), head.rows}, at::dtype(at::kFloat));
-  kernels().linear(head.element, hidden.data_ptr(), head.data, nullptr, z.data_ptr(), true,
-                   hidden.size(0), head.rows, head.cols);
+  check_rows(head, hidden);
+  auto z = at::empty({hidden.size(0), head.rows}, f32_like(hidden));
+  kernels(head.place)
+      .linear(head.element, hidden.data_ptr(), head.data, nullptr, z.data_ptr(), true,
+              hidden.size(0), head.rows, head.cols);
   return z;
 }
 
 LogProbs head_log_probs(const at::Tensor& hidden, std::span<const std::int32_t> ids,
                         const WeightView& head, float temperature, bool with_entropy) {
-  check_rows(head.name, hidden, head.cols);
+  check_rows(head, hidden);
   TD_CHECK(static_cast<std::int64_t>(ids.size()) == hidden.size(0), "head: {} ids for {} rows",
            ids.size(), hidden.size(0));
   TD_CHECK(temperature > 0.0f, "temperature: {} found, a number above 0 wanted", temperature);
-  auto out = HeadLogProbs::apply(hidden, ids_tensor("token id", ids, head.rows), &head,
+  auto out = HeadLogProbs::apply(hidden, ids_tensor("token id", ids, head.rows, head.place), &head,
                                  static_cast<double>(temperature), with_entropy);
   return {out[0], with_entropy ? out[1] : at::Tensor()};
 }

@@ -9,12 +9,17 @@
 #include <span>
 
 #include "ops/kernels/kernels.h"
+#include "ops/place.h"
 #include "ops/weight.h"
 
 namespace tandem {
 
 Element element_of(const at::Tensor& x);  // Error for any dtype but float32 and bfloat16
 at::ScalarType scalar_type(Element e);
+Place place_of(const at::Tensor& x);
+// int32 [ids.size()] on `place`. Error naming `what` if an id is outside [0, limit).
+at::Tensor ids_tensor(const char* what, std::span<const std::int32_t> ids, std::int64_t limit,
+                      Place place);
 
 // The keys and values of one layer, and which rows of the call belong to which sequence. Pointers
 // must stay valid until the backward pass of the call is done.
@@ -23,21 +28,20 @@ struct LayerKv {
   void* v_blocks = nullptr;
   std::span<const KvWrite> writes;
   std::span<const Segment> segments;
+  const AttentionPlan* plan = nullptr;  // of the segments and writes, where the place is cuda
 };
 
-// [ids.size(), cols] rows of an embedding matrix. ids must be in [0, rows). Rows of padding_id get
-// no gradient from here, as in torch.nn.Embedding (-1: none).
-at::Tensor embedding(std::span<const std::int32_t> ids, const WeightView& w,
-                     std::int64_t padding_id = -1);
+// [ids.size(), cols] rows of an embedding matrix; ids as ids_tensor makes them. Rows of padding_id
+// get no gradient from here, as in torch.nn.Embedding (-1: none).
+at::Tensor embedding(const at::Tensor& ids, const WeightView& w, std::int64_t padding_id = -1);
 // x·Wᵀ + bias: [rows, k] -> [rows, n]. bias may be null.
 at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias);
 // Root mean square norm over the last dimension (Zhang & Sennrich 2019).
 at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset = 0.0f);
 // Rotary embedding (Su et al. 2021, the half-split form of Hugging Face) of the query and key heads
-// of qkv rows. cos, sin: f32 [max_position, rotary_dim/2].
-at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape,
-                  std::span<const std::int32_t> positions, const at::Tensor& cos,
-                  const at::Tensor& sin);
+// of qkv rows. positions: as ids_tensor makes them; cos, sin: f32 [max_position, rotary_dim/2].
+at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::Tensor& positions,
+                  const at::Tensor& cos, const at::Tensor& sin);
 // Writes K and V into their blocks, then attends: [rows, qkv_width] -> [rows, heads·head_dim].
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv);
 // silu(gate)·up of [rows, 2·width] -> [rows, width].
@@ -51,6 +55,7 @@ struct LogProbs {
   at::Tensor entropy;    // f32 [rows], or undefined when not asked for
 };
 // Head, log-softmax and gather in chunks of rows, so that [rows, vocabulary] never exists whole.
+// log_probs and entropy lie where `hidden` does.
 LogProbs head_log_probs(const at::Tensor& hidden, std::span<const std::int32_t> ids,
                         const WeightView& head, float temperature, bool with_entropy);
 

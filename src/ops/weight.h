@@ -12,8 +12,9 @@ namespace tandem {
 
 struct WeightView {
   const char* name = "";       // storage name, for messages
-  const void* data = nullptr;  // panels for matrices, row-major for vectors
+  const void* data = nullptr;  // as the place stores matrices; vectors: row-major
   Element element = Element::f32;
+  Place place = Place::cpu;               // of data and grad
   std::int64_t rows = 0, cols = 0;        // [rows, cols] of a matrix, [1, cols] of a vector
   float* grad = nullptr;                  // row-major f32 [rows, cols]; null: frozen
   mutable bool fresh = false;             // the next gradient replaces what `grad` holds

@@ -26,7 +26,8 @@ class ColocatedRank {
  public:
   ColocatedRank(const Config& config, const std::string& token)
       : config_(config),
-        weights_(config.model.hf_checkpoint, compute_element(config.model.dtype)),
+        weights_(config.model.hf_checkpoint, compute_element(config.model.dtype),
+                 compute_place(config.compute.device)),
         group_(Group::alone("trainer")),
         worker_(weights_.folder, weights_.arena, config.engine,
                 config.engine.kv_cache_tokens.value_or(65536), [this] { queue_.wake(); }),

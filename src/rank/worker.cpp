@@ -6,8 +6,9 @@
 #include <stdexcept>
 
 #include "base/check.h"
+#include "base/text.h"
 #include "checkpoint/weights.h"
-#include "ops/kernels/kernels.h"
+#include "ops/place.h"
 
 namespace tandem {
 namespace {
@@ -25,7 +26,6 @@ EngineLimits limits_of(const ModelConfig& model, const EngineConfig& config, std
 }  // namespace
 
 std::string start_compute(const ComputeConfig& config) {
-  TD_CHECK(config.device != Device::cuda, "--device: cuda is not built yet; use --device cpu");
   const auto threads = static_cast<int>(config.threads_per_rank.value_or(1));
   at::set_num_threads(threads);
   at::set_num_interop_threads(1);
@@ -35,16 +35,24 @@ std::string start_compute(const ComputeConfig& config) {
            "--cpu-kernels: '{}' does not run on this processor; use auto, which takes {}", name,
            kernels_by_name("auto")->name);
   select_kernels(name);
+  if (config.device == Device::cuda) {
+    const CudaPart& part = load_cuda_part();
+    return fmt::format("compute: {} (GPU {}, {})", part.device_name, part.device,
+                       human_bytes(static_cast<double>(part.device_bytes)));
+  }
   return fmt::format("compute: {} kernels, {} thread{}", kernels().name, threads,
                      threads == 1 ? "" : "s");
 }
+
+Place compute_place(Device device) { return device == Device::cuda ? Place::cuda : Place::cpu; }
 
 Element compute_element(ComputeDtype dtype) {
   return dtype == ComputeDtype::bfloat16 ? Element::bf16 : Element::f32;
 }
 
-Weights::Weights(const std::string& folder_path, Element element)
-    : folder(HfFolder::open(folder_path)), arena(make_arena_layout(folder.config(), element)) {
+Weights::Weights(const std::string& folder_path, Element element, Place place)
+    : folder(HfFolder::open(folder_path)),
+      arena(make_arena_layout(folder.config(), element, 0, 1, place)) {
   load_arena(folder, arena);
 }
 
@@ -53,7 +61,7 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
     : arena_(arena),
       model_(folder.config(), arena, nullptr, nullptr),
       pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
-            (kv_tokens + kBlockTokens - 1) / kBlockTokens),
+            (kv_tokens + kBlockTokens - 1) / kBlockTokens, arena.place()),
       runner_(model_, pool_),
       mailbox_(std::move(wake)),
       limits_(limits_of(folder.config(), config, pool_.num_blocks())),

@@ -17,15 +17,18 @@
 
 namespace tandem {
 
-// Threads and kernels of this process; before any other call. Returns a line for the log.
+// Threads, kernels and the device of this process; before any other call, and from the thread that
+// will compute. Returns a line for the log.
 std::string start_compute(const ComputeConfig& config);
+
+Place compute_place(Device device);
 
 // The element type of --dtype for this processor and folder.
 Element compute_element(ComputeDtype dtype);
 
 // A model folder's weights in an arena.
 struct Weights {
-  Weights(const std::string& folder_path, Element element);
+  Weights(const std::string& folder_path, Element element, Place place = Place::cpu);
   HfFolder folder;
   Arena arena;
 };

@@ -45,10 +45,13 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, const HfFolder& folder, Aren
       arena_(arena),
       group_(group),
       model_(folder.config(), arena, nullptr, nullptr),
-      optimizer_(arena.layout().flat_elements, group),
-      gradients_(arena.layout().flat_elements) {
+      optimizer_(arena.layout().flat_elements, group, arena.place()),
+      gradients_(arena.layout().flat_elements, arena.place()) {
   if (setup.perturb) model_.perturb();
-  load_flat(folder, arena.layout(), optimizer_.begin(), optimizer_.master());
+  load_flat(folder, arena.layout(), optimizer_.begin(), optimizer_.end(),
+            [this](std::int64_t begin, std::span<const float> values) {
+              optimizer_.master().write(begin - optimizer_.begin(), values);
+            });
 }
 
 std::vector<Leaf> FsdpTrainer::plan(const TrainBatch& batch,
@@ -70,7 +73,7 @@ std::vector<Leaf> FsdpTrainer::plan(const TrainBatch& batch,
 at::Tensor FsdpTrainer::forward(PackedBatch& packed) {
   if (!pool_ || pool_->num_blocks() < packed.num_blocks())
     pool_.emplace(model_.attention_shape(), model_.element(), 1,
-                  std::max<std::int64_t>(packed.num_blocks() * 5 / 4, 64));
+                  std::max<std::int64_t>(packed.num_blocks() * 5 / 4, 64), model_.place());
   packed.context.pool = &*pool_;
   return model_.forward(packed.tokens, packed.positions, packed.context);
 }
@@ -86,7 +89,7 @@ at::Tensor FsdpTrainer::loss_hidden(const at::Tensor& hidden, const PackedBatch&
       at::empty({static_cast<std::int64_t>(packed.loss.size())}, at::dtype(at::kLong));
   for (std::size_t i = 0; i < packed.loss.size(); ++i)
     rows.data_ptr<std::int64_t>()[i] = packed.loss[i].row;
-  return hidden.index_select(0, rows);
+  return hidden.index_select(0, rows.to(hidden.device()));
 }
 
 namespace {
@@ -111,10 +114,10 @@ std::int64_t loss_tokens(const Sample& s) {
   return std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1});
 }
 
-at::Tensor filled(std::size_t n, auto&& value) {
+at::Tensor filled(std::size_t n, at::Device device, auto&& value) {
   auto t = at::empty({static_cast<std::int64_t>(n)}, at::dtype(at::kFloat));
   for (std::size_t i = 0; i < n; ++i) t.template data_ptr<float>()[i] = value(i);
-  return t;
+  return t.to(device);
 }
 
 }  // namespace
@@ -139,37 +142,40 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
                                         static_cast<float>(setup_.temperature), false)
                              .log_probs;
   const auto& loss = packed.loss;
+  const at::Device device = log_probs.device();
   auto batch_index = [&](std::size_t i) { return micro.samples[loss[i].sample]; };
   const auto old = input.old_log_probs
-                       ? filled(loss.size(),
+                       ? filled(loss.size(), device,
                                 [&](std::size_t i) {
                                   return (*input.old_log_probs)[batch_index(i)][loss[i].position];
                                 })
                        : log_probs.detach();
-  const auto advantages =
-      filled(loss.size(), [&](std::size_t i) { return input.batch.advantages[batch_index(i)]; });
+  const auto advantages = filled(
+      loss.size(), device, [&](std::size_t i) { return input.batch.advantages[batch_index(i)]; });
   std::vector<double> weight(samples.size());  // of one token of the sample in the loss
   for (std::size_t s = 0; s < samples.size(); ++s)
     weight[s] = setup_.train.calculate_per_token_loss
                     ? input.token_weight
                     : input.sample_weight / static_cast<double>(loss_tokens(*samples[s]));
-  const auto weights = filled(
-      loss.size(), [&](std::size_t i) { return static_cast<float>(weight[loss[i].sample]); });
+  const auto weights = filled(loss.size(), device, [&](std::size_t i) {
+    return static_cast<float>(weight[loss[i].sample]);
+  });
   const auto terms =
       policy_loss(log_probs, old, advantages, setup_.algorithm.eps_clip,
                   setup_.algorithm.eps_clip_high.value_or(setup_.algorithm.eps_clip));
   if (learns) (terms.loss * weights).sum().backward();
 
-  const auto token_loss = terms.loss.detach();
+  const at::Tensor token_loss = terms.loss.detach().to(at::kCPU);
+  const at::Tensor clipped = terms.clipped.to(at::kCPU), kl = terms.ppo_kl.to(at::kCPU),
+                   before = old.to(at::kCPU);
   for (std::size_t i = 0; i < loss.size(); ++i) {
     const std::int64_t row = means.row_of[batch_index(i)];
     const double w = weight[loss[i].sample];
     const float engine = input.batch.samples[batch_index(i)].log_probs[loss[i].position];
-    const double d = static_cast<double>(old.data_ptr<float>()[i]) - static_cast<double>(engine);
+    const double d = static_cast<double>(before.data_ptr<float>()[i]) - static_cast<double>(engine);
     means.at(row, TokenMeans::kLoss) += w * static_cast<double>(token_loss.data_ptr<float>()[i]);
-    means.at(row, TokenMeans::kClipped) +=
-        w * static_cast<double>(terms.clipped.data_ptr<float>()[i]);
-    means.at(row, TokenMeans::kKl) += w * static_cast<double>(terms.ppo_kl.data_ptr<float>()[i]);
+    means.at(row, TokenMeans::kClipped) += w * static_cast<double>(clipped.data_ptr<float>()[i]);
+    means.at(row, TokenMeans::kKl) += w * static_cast<double>(kl.data_ptr<float>()[i]);
     means.at(row, TokenMeans::kAbsDiff) += w * std::abs(d);
     means.at(row, TokenMeans::kRolloutKl) += w * (std::exp(d) - 1.0 - d);
     double& max = means.at(row, TokenMeans::kMaxDiff);
@@ -285,7 +291,7 @@ std::vector<std::vector<float>> FsdpTrainer::log_probs(const TrainBatch& batch) 
       const auto hidden = loss_hidden(forward(packed), packed);
       const auto values = head_log_probs(hidden, loss_ids(packed), model_.head(),
                                          static_cast<float>(setup_.temperature), false)
-                              .log_probs;
+                              .log_probs.to(at::kCPU);
       for (std::size_t i = 0; i < packed.loss.size(); ++i)
         flat[offsets[m.samples[packed.loss[i].sample]] + packed.loss[i].position] =
             values.data_ptr<float>()[i];

@@ -23,17 +23,19 @@ std::span<std::byte> bytes_of(float* p, std::int64_t n) {
 
 }  // namespace
 
-ShardedAdamW::ShardedAdamW(std::int64_t flat_elements, Group& group)
+ShardedAdamW::ShardedAdamW(std::int64_t flat_elements, Group& group, Place place)
     : flat_elements_(flat_elements),
       group_(group),
       shard_(shard_size(flat_elements, group.size())),
       begin_(std::min(flat_elements, group.rank() * shard_)),
       end_(std::min(flat_elements, begin_ + shard_)),
-      master_(shard_),
-      exp_avg_(shard_),
-      exp_avg_sq_(shard_) {
+      master_(shard_, place),
+      exp_avg_(shard_, place),
+      exp_avg_sq_(shard_, place) {
   TD_CHECK((group.size() & (group.size() - 1)) == 0,
            "trainer: {} ranks found, a power of two wanted", group.size());
+  TD_CHECK(place == Place::cpu || group.size() == 1,
+           "trainer: {} ranks on GPUs are not built yet; use one", group.size());
 }
 
 void ShardedAdamW::sum_over_ranks(float* grad) {
@@ -61,7 +63,8 @@ double ShardedAdamW::global_norm(const float* grad) {
   const std::int64_t chunks = (flat_elements_ + kSumChunk - 1) / kSumChunk;
   std::vector<double> sums(static_cast<std::size_t>(chunks), 0.0);
   if (end_ > begin_)
-    kernels().sum_squares(grad + begin_, end_ - begin_, sums.data() + begin_ / kSumChunk);
+    kernels(master_.place())
+        .sum_squares(grad + begin_, end_ - begin_, sums.data() + begin_ / kSumChunk);
   // Each chunk has one owner, the others add 0: exact.
   if (group_.size() > 1) group_.all_reduce_sum(std::span<double>(sums));
   double total = 0.0;
@@ -80,8 +83,9 @@ double ShardedAdamW::step(float* grad, AdamWStep settings, double clip_grad) {
       static_cast<float>(1.0 - std::pow(static_cast<double>(settings.beta1), steps_));
   settings.bias_correction2 =
       static_cast<float>(1.0 - std::pow(static_cast<double>(settings.beta2), steps_));
-  kernels().adamw(settings, grad + begin_, master_.data(), exp_avg_.data(), exp_avg_sq_.data(),
-                  end_ - begin_);
+  kernels(master_.place())
+      .adamw(settings, grad + begin_, master_.data(), exp_avg_.data(), exp_avg_sq_.data(),
+             end_ - begin_);
   return norm;
 }
 
@@ -89,7 +93,7 @@ void ShardedAdamW::gather(std::span<float> flat) {
   TD_CHECK(static_cast<std::int64_t>(flat.size()) == flat_elements_,
            "trainer: {} elements to gather, {} wanted", flat.size(), flat_elements_);
   if (group_.size() == 1) {
-    std::copy_n(master_.data(), flat_elements_, flat.data());
+    master_.read(0, flat);
     return;
   }
   std::vector<float> all(static_cast<std::size_t>(shard_ * group_.size()));

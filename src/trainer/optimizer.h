@@ -16,11 +16,11 @@ namespace tandem {
 
 class ShardedAdamW {
  public:
-  ShardedAdamW(std::int64_t flat_elements, Group& group);
+  ShardedAdamW(std::int64_t flat_elements, Group& group, Place place);
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return end_; }
-  std::span<float> master() const { return master_.span().subspan(0, end_ - begin_); }
+  FlatBuffer& master() { return master_; }  // its first end - begin elements
   std::int64_t steps() const { return steps_; }
 
   // `grad`: this rank's subtree sum, all flat_elements; used as scratch. Returns the global norm.
@@ -29,7 +29,7 @@ class ShardedAdamW {
 
   // All ranks' masters into the arena: the in-place weight update.
   void publish(Arena& arena);
-  // The whole flat vector on every rank.
+  // The whole flat vector on every rank, on the host.
   void gather(std::span<float> flat);
 
  private:

@@ -12,7 +12,8 @@ namespace tandem {
 namespace {
 
 Score score_of(const at::Tensor& log_probs) {
-  const float* p = log_probs.data_ptr<float>();
+  const at::Tensor host = log_probs.to(at::kCPU);
+  const float* p = host.const_data_ptr<float>();
   Score score{.log_probs = {p, p + log_probs.numel()}, .loss = 0, .gradient_norms = {}};
   double sum = 0;
   for (float v : score.log_probs) sum -= v;
@@ -25,7 +26,7 @@ Score score_of(const at::Tensor& log_probs) {
 Scorer::Scorer(const ModelConfig& config, Arena& arena, bool gradients)
     : arena_(arena),
       gradients_(gradients),
-      grads_(gradients ? arena.layout().flat_elements : 0),
+      grads_(gradients ? arena.layout().flat_elements : 0, arena.place()),
       model_(config, arena, nullptr, nullptr) {}
 
 Score Scorer::through_trainer(std::span<const TokenId> ids) {
@@ -36,7 +37,7 @@ Score Scorer::through_trainer(std::span<const TokenId> ids) {
   sample.loss_mask.assign(ids.size() - 1, 1);
   const Sample* const one[] = {&sample};
   PackedBatch packed(one, true);
-  KvPool pool(model_.attention_shape(), model_.element(), 1, packed.num_blocks());
+  KvPool pool(model_.attention_shape(), model_.element(), 1, packed.num_blocks(), model_.place());
   packed.context.pool = &pool;
   const c10::AutoGradMode mode(gradients_);
   if (gradients_) model_.set_grads(grads_.data());
@@ -55,11 +56,10 @@ std::map<std::string, double> Scorer::norms() const {
   std::map<std::string, double> out;
   const ArenaLayout& layout = arena_.layout();
   for (const ArenaEntry& e : layout.entries) {
+    std::vector<float> part(static_cast<std::size_t>(e.rows * layout.storages[e.storage].cols));
+    grads_.read(e.flat_begin, part);
     double sum = 0;
-    for (std::int64_t i = 0; i < e.rows * layout.storages[e.storage].cols; ++i) {
-      const double g = grads_.data()[e.flat_begin + i];
-      sum += g * g;
-    }
+    for (const double g : part) sum += g * g;
     out[e.hf_name] = std::sqrt(sum);
   }
   return out;
@@ -70,13 +70,14 @@ Score Scorer::through_engine(std::span<const TokenId> ids) {
   const c10::AutoGradMode no_grad(false);
   const auto count = static_cast<std::int64_t>(ids.size()) - 1;
   const std::int64_t num_blocks = (count + kBlockTokens - 1) / kBlockTokens;
-  KvPool pool(model_.attention_shape(), model_.element(), model_.config().num_layers, num_blocks);
+  KvPool pool(model_.attention_shape(), model_.element(), model_.config().num_layers, num_blocks,
+              model_.place());
   std::vector<std::int32_t> blocks;  // in reverse, so that block order is not position order
   for (std::int64_t b = num_blocks; b-- > 0;) blocks.push_back(static_cast<std::int32_t>(b));
   const auto all = at::empty({count}, at::dtype(at::kFloat));
   for (std::int64_t at = 0; at < count;) {
     const std::int64_t rows = at == 0 ? (count + 1) / 2 : 1;
-    AttentionContext context{.pool = &pool, .segments = {}, .writes = {}};
+    AttentionContext context{.pool = &pool, .segments = {}, .writes = {}, .plan = {}};
     context.segments.push_back({.row_begin = 0,
                                 .num_rows = rows,
                                 .position_begin = at,

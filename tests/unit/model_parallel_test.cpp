@@ -57,7 +57,7 @@ std::vector<float> logits(const ModelConfig& config, Element element, Group& gro
   const auto n = static_cast<std::int64_t>(tokens.size());
   KvPool pool(model.attention_shape(), element, config.num_layers, 2);
   const std::vector<std::int32_t> blocks{1, 0};
-  AttentionContext context{.pool = &pool, .segments = {}, .writes = {}};
+  AttentionContext context{.pool = &pool, .segments = {}, .writes = {}, .plan = {}};
   context.segments.push_back({.row_begin = 0,
                               .num_rows = n,
                               .position_begin = 0,

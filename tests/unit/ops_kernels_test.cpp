@@ -435,7 +435,7 @@ TEST_P(EachF32, SamplesFollowTheDistributionAndCarryItsLogProbability) {
   std::int32_t token;
   float lp, want;
   for (int i = 0; i < draws; ++i) {
-    k->sample(logits.data(), 1, vocab, &params[i], &token, &lp);
+    k->sample(logits.data(), vocab, &params[i], 1, &token, &lp);
     const auto* found = std::find(ids, ids + 4, token);
     ASSERT_NE(found, ids + 4);
     ++counts[found - ids];
@@ -452,7 +452,7 @@ TEST_P(EachF32, DrawsAreKeyedBySeedSamplePositionAndPurpose) {
   auto draw = [&](SampleRow row) {
     std::int32_t token;
     float lp;
-    k->sample(logits.data(), 1, 300, &row, &token, &lp);
+    k->sample(logits.data(), 300, &row, 1, &token, &lp);
     return token;
   };
   const SampleRow row{.temperature = 1, .seed = 1, .sample_id = 2, .position = 3};

@@ -232,7 +232,7 @@ TEST(Fsdp, SeveralOptimizerStepsUseTheLogProbabilitiesFromBeforeTheFirst) {
 }
 
 TEST(GradientTree, AddsLeavesInABinaryTree) {
-  GradientTree tree(1);
+  GradientTree tree(1, Place::cpu);
   tree.begin_batch();
   // 2^24 + 1 is not a float: the order of additions shows.
   for (float leaf : {16777216.0f, 1.0f, 1.0f, 1.0f}) {

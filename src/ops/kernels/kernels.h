@@ -1,14 +1,17 @@
-// The table of CPU kernels on raw pointers: one filled table per instruction set, chosen once at
-// start by cpuid (or by --cpu-kernels). No torch here.
+// The table of kernels on raw pointers: for the CPU one filled table per instruction set, chosen
+// once at start by cpuid (or by --cpu-kernels), for a GPU the one that libtandem_cuda.so brings
+// (cuda/part.h), whose pointers are device pointers. No torch here.
 //
-// The invariant everything else stands on: a row's result never depends on how many rows a call
-// has, on its neighbours or on the number of threads. Every sum over the inner dimension has one
-// fixed shape: chains of fused multiply-adds in ascending order (GEMM, attention) or sixteen lanes
-// by element index modulo 16, added in one fixed tree (norms, softmax). Threads cut rows and
-// columns of the result, never a sum. AVX2 and AVX-512 tables give the same bits; `portable` has no
-// FMA and therefore bits of its own, and so have the bf16 products of `avx512bf16`.
+// On the CPU, the invariant everything else stands on: a row's result never depends on how many
+// rows a call has, on its neighbours or on the number of threads. Every sum over the inner
+// dimension has one fixed shape: chains of fused multiply-adds in ascending order (GEMM, attention)
+// or sixteen lanes by element index modulo 16, added in one fixed tree (norms, softmax). Threads
+// cut rows and columns of the result, never a sum. AVX2 and AVX-512 tables give the same bits;
+// `portable` has no FMA and therefore bits of its own, and so have the bf16 products of
+// `avx512bf16`.
 //
-// Layouts: a matrix W[n, k] used as y = x·Wᵀ is stored in panels of 16 rows:
+// Layouts: on a GPU every matrix is row-major. On the CPU a matrix W[n, k] used as y = x·Wᵀ is
+// stored in panels of 16 rows:
 //   f32:  W[n/16][k][n%16]
 //   bf16: W[n/16][k/2][n%16][k%2]   (pairs along k, what bf16 dot products read)
 // padded with zero rows to a multiple of 16 (and one zero k for odd k in bf16).
@@ -25,6 +28,8 @@ struct bf16 {
 };
 
 enum class Element : std::uint8_t { f32, bf16 };
+// Whose memory a pointer means, and so whose kernels compute on it.
+enum class Place : std::uint8_t { cpu, cuda };
 
 inline constexpr std::int64_t kPanel = 16;        // rows of W in one panel
 inline constexpr std::int64_t kBlockTokens = 16;  // positions in one KV block
@@ -60,7 +65,9 @@ struct AttentionShape {
   std::int64_t v_block_elements() const { return num_kv_heads * kBlockTokens * padded_dim(); }
 };
 
+// One token to draw.
 struct SampleRow {
+  std::int64_t row = 0;      // of the logits; several draws may share one
   double temperature = 1.0;  // 0: greedy, log-probability then at temperature 1
   std::uint64_t seed = 0, sample_id = 0, position = 0;
   bool evaluation = false;
@@ -72,9 +79,12 @@ struct AdamWStep {
   float grad_scale = 1;                              // clip coefficient
 };
 
-// x, y, dy, dx of element type E: [rows, width] row-major, leading dimension = width.
+// x, y, dy, dx of element type E: [rows, width] row-major, leading dimension = width. Where the
+// place is cuda, write_panels, read_panels, write_kv, attention and attention_backward are null:
+// rows are copied, and attention goes through the plans of cuda/part.h.
 struct Kernels {
   const char* name;
+  Place place;
 
   // y[m, n] = sum_k x[m, k]·W[n, k] (+ bias[n]); y in E, or f32 when y_is_f32.
   void (*linear)(Element, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
@@ -95,6 +105,9 @@ struct Kernels {
   // y[r, :] = row ids[r] of a panelled matrix.
   void (*gather_rows)(Element, const void* w, std::int64_t k, const std::int32_t* ids,
                       std::int64_t rows, void* y);
+  // dw[ids[r], :] += dy[r, :] in the order of rows; rows of skipped_id are left out (-1: none).
+  void (*add_rows)(Element, const void* dy, const std::int32_t* ids, std::int64_t skipped_id,
+                   float* dw, std::int64_t rows, std::int64_t k);
 
   // y = x·rsqrt(mean(x²) + eps)·(weight + offset); rstd[rows] is kept for backward when not null.
   void (*rms_norm)(Element, const void* x, const void* weight, float eps, float offset, void* y,
@@ -137,23 +150,26 @@ struct Kernels {
                                const float* log_sum_exp, const float* entropy,
                                const float* d_log_prob, const float* d_entropy, std::int64_t rows,
                                std::int64_t vocab);
-  // One sampled token a row and its log-probability, computed as log_softmax_gather does.
-  void (*sample)(const float* logits, std::int64_t rows, std::int64_t vocab,
-                 const SampleRow* params, std::int32_t* tokens, float* log_probs);
+  // One token a draw and its log-probability, computed as log_softmax_gather does. draws, tokens
+  // and log_probs are the host's, whatever the place.
+  void (*sample)(const float* logits, std::int64_t vocab, const SampleRow* draws,
+                 std::int64_t num_draws, std::int32_t* tokens, float* log_probs);
 
-  // Sum of squares in double over chunks of 65,536 elements: sums[ceil(count/65536)].
+  // Sum of squares in double over chunks of 65,536 elements: sums[ceil(count/65536)], the host's.
   void (*sum_squares)(const float* x, std::int64_t count, double* sums);
   void (*add_f32)(float* x, const float* y, std::int64_t count);  // x += y
+  void (*copy_f32)(const float* x, float* y, std::int64_t count);
   // Decoupled weight decay (Loshchilov & Hutter 2019), as torch.optim.AdamW orders it.
   void (*adamw)(const AdamWStep&, const float* grad, float* master, float* exp_avg,
                 float* exp_avg_sq, std::int64_t count);
 };
 
-// The tables that this build holds and this processor runs, fastest last.
+// The CPU tables that this build holds and this processor runs, fastest last.
 const Kernels* kernels_by_name(std::string_view name);  // nullptr: unknown or not runnable here
-// The table in use; `auto` until select_kernels is called.
+// The CPU table in use; `auto` until select_kernels is called.
 const Kernels& kernels();
-// name: auto, portable, avx2, avx512, avx512bf16. Throws std::invalid_argument naming what can be had here.
+// name: auto, portable, avx2, avx512, avx512bf16. Throws std::invalid_argument naming what can be
+// had here.
 void select_kernels(std::string_view name);
 
 inline constexpr std::int64_t kSumChunk = 65536;

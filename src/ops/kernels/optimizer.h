@@ -31,6 +31,12 @@ inline void add_f32(float* x, const float* y, std::int64_t count) {
     store_tail(x + i, load_tail(x + i, count - i) + load_tail(y + i, count - i), count - i);
 }
 
+inline void copy_f32(const float* x, float* y, std::int64_t count) {
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < count; i += 16)
+    store_tail(y + i, load_tail(x + i, count - i), count - i);
+}
+
 inline void adamw(const AdamWStep& step, const float* grad, float* master, float* exp_avg,
                   float* exp_avg_sq, std::int64_t count) {
   const V16 b1 = set1(step.beta1), b2 = set1(step.beta2);

@@ -74,6 +74,18 @@ void rms_norm_dw(const void* dy, const void* x, const float* rstd, float* dw, st
 }
 
 template <class E>
+void add_rows(const void* dy, const std::int32_t* ids, std::int64_t skipped_id, float* dw,
+              std::int64_t rows, std::int64_t k) {
+  const E* de = static_cast<const E*>(dy);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (ids[r] == skipped_id) continue;
+    float* g = dw + ids[r] * k;
+    for (std::int64_t i = 0; i < k; i += 16)
+      store_tail(g + i, load_tail(g + i, k - i) + load_tail(de + r * k + i, k - i), k - i);
+  }
+}
+
+template <class E>
 void rotary(void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
             std::int64_t rotary_dim, const std::int32_t* positions, const float* cos,
             const float* sin, int direction, std::int64_t rows) {

@@ -129,28 +129,28 @@ inline std::int32_t draw(const float* z, std::int64_t vocab, float inv, const Ro
   return last;  // rounding left the running sum short: the chunk's last token with mass
 }
 
-inline void sample(const float* logits, std::int64_t rows, std::int64_t vocab,
-                   const SampleRow* params, std::int32_t* tokens, float* log_probs) {
+inline void sample(const float* logits, std::int64_t vocab, const SampleRow* draws,
+                   std::int64_t num_draws, std::int32_t* tokens, float* log_probs) {
   const std::int64_t chunks = (vocab + kVocabularyChunk - 1) / kVocabularyChunk;
 #pragma omp parallel
   {
     thread_local std::vector<float> sums;
     sums.resize(chunks);
 #pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const float* z = logits + r * vocab;
-      const bool greedy = params[r].temperature == 0.0;
-      const float inv = greedy ? 1.0f : 1.0f / static_cast<float>(params[r].temperature);
+    for (std::int64_t d = 0; d < num_draws; ++d) {
+      const float* z = logits + draws[d].row * vocab;
+      const bool greedy = draws[d].temperature == 0.0;
+      const float inv = greedy ? 1.0f : 1.0f / static_cast<float>(draws[d].temperature);
       const RowStats s = row_stats<false>(z, vocab, inv, sums.data());
       std::int32_t id = 0;
       if (greedy) {
         for (std::int64_t i = 1; i < vocab; ++i)
           if (z[i] > z[id]) id = static_cast<std::int32_t>(i);
       } else {
-        id = draw(z, vocab, inv, s, sums.data(), params[r]);
+        id = draw(z, vocab, inv, s, sums.data(), draws[d]);
       }
-      tokens[r] = id;
-      log_probs[r] = (z[id] * inv - s.top) - s.log_sum;
+      tokens[d] = id;
+      log_probs[d] = (z[id] * inv - s.top) - s.log_sum;
     }
   }
 }

@@ -22,6 +22,7 @@ struct Pick<F, B> {
 
 constexpr Kernels make_table(const char* name) {
   return {.name = name,
+          .place = Place::cpu,
           .linear = TD_PICK(linear),
           .linear_dx = TD_PICK(linear_dx),
           .linear_dw = TD_PICK(linear_dw),
@@ -29,6 +30,7 @@ constexpr Kernels make_table(const char* name) {
           .write_panels = TD_PICK(write_panels),
           .read_panels = TD_PICK(read_panels),
           .gather_rows = TD_PICK(gather_rows),
+          .add_rows = TD_PICK(add_rows),
           .rms_norm = TD_PICK(rms_norm),
           .rms_norm_dx = TD_PICK(rms_norm_dx),
           .rms_norm_dw = TD_PICK(rms_norm_dw),
@@ -45,6 +47,7 @@ constexpr Kernels make_table(const char* name) {
           .sample = &sample,
           .sum_squares = &sum_squares,
           .add_f32 = &add_f32,
+          .copy_f32 = &copy_f32,
           .adamw = &adamw};
 }
 #undef TD_PICK

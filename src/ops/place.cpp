@@ -1,0 +1,104 @@
+// Loading the CUDA part, and memory of either place.
+#include "ops/place.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+
+#include "base/check.h"
+#include "base/process.h"
+
+namespace tandem {
+namespace {
+
+std::atomic<const CudaPart*> loaded{nullptr};
+std::mutex loading;
+
+}  // namespace
+
+const CudaPart& load_cuda_part() {
+  const std::lock_guard lock(loading);
+  if (const CudaPart* part = loaded.load()) return *part;
+  const auto path = std::filesystem::path(own_executable()).parent_path() / "libtandem_cuda.so";
+  TD_CHECK(std::filesystem::exists(path),
+           "--device cuda: {} is not there; build it (cmake --preset cuda, needs nvcc) or use "
+           "--device cpu",
+           path.string());
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  TD_CHECK(library, "--device cuda: {} cannot be loaded: {}", path.string(), ::dlerror());
+  auto* start = reinterpret_cast<decltype(&tandem_cuda_part)>(::dlsym(library, "tandem_cuda_part"));
+  TD_CHECK(start, "--device cuda: {} has no tandem_cuda_part: {}", path.string(), ::dlerror());
+  char why[512] = "";
+  const CudaPart* part = start(0, why, sizeof why);
+  TD_CHECK(part, "--device cuda: {}; use --device cpu", why);
+  TD_CHECK(part->version == kCudaPartVersion,
+           "--device cuda: {} is of version {}, this program wants {}; build both together",
+           path.string(), part->version, kCudaPartVersion);
+  loaded.store(part);
+  return *part;
+}
+
+const CudaPart& cuda_part() {
+  const CudaPart* part = loaded.load(std::memory_order_acquire);
+  TD_CHECK(part, "{}", "place cuda: used before the CUDA part was loaded");
+  return *part;
+}
+
+const Kernels& kernels(Place place) {
+  return place == Place::cpu ? kernels() : *cuda_part().kernels;
+}
+
+at::Device device_of(Place place) {
+  if (place == Place::cpu) return at::Device(at::DeviceType::CPU);
+  return at::Device(at::DeviceType::CUDA, static_cast<at::DeviceIndex>(cuda_part().device));
+}
+
+Memory::Memory(Place place, std::int64_t bytes, const char* what) : place_(place), bytes_(bytes) {
+  if (bytes == 0) return;
+  if (place == Place::cuda) {
+    data_ = cuda_part().allocate(bytes);
+    TD_CHECK(data_, "{}: {} bytes of GPU memory are not free", what, bytes);
+    return;
+  }
+  void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TD_CHECK(p != MAP_FAILED, "{}: {} bytes cannot be mapped: {}", what, bytes, std::strerror(errno));
+  ::madvise(p, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
+  data_ = p;
+}
+
+Memory::~Memory() {
+  if (!data_) return;
+  if (place_ == Place::cuda)
+    cuda_part().release(data_);
+  else
+    ::munmap(data_, static_cast<std::size_t>(bytes_));
+}
+
+void write_memory(Place place, void* to, const void* host, std::int64_t bytes) {
+  if (place == Place::cuda)
+    cuda_part().write(to, host, bytes);
+  else
+    std::memcpy(to, host, static_cast<std::size_t>(bytes));
+}
+
+void read_memory(Place place, void* host, const void* from, std::int64_t bytes) {
+  if (place == Place::cuda)
+    cuda_part().read(host, from, bytes);
+  else
+    std::memcpy(host, from, static_cast<std::size_t>(bytes));
+}
+
+void zero_memory(Place place, void* memory, std::int64_t bytes) {
+  if (place == Place::cuda)
+    cuda_part().zero(memory, bytes);
+  else
+    std::memset(memory, 0, static_cast<std::size_t>(bytes));
+}
+
+}  // namespace tandem

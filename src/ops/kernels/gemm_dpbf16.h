@@ -64,9 +64,10 @@ void linear_pairs_rows(const bf16* x, const bf16* w, const bf16* bias, Y* y, std
   const std::int64_t panels = round_up(n, 16) / 16, width = round_up(k, 2);
   const std::int64_t row_block = std::max<std::int64_t>(
       kTileRows, (131072 / std::max<std::int64_t>(k, 1)) / kTileRows * kTileRows);
-#pragma omp parallel
-  {
-    const auto [first, last] = share(panels, omp_get_thread_num(), omp_get_num_threads());
+  const std::int64_t chunks = (panels + kPanelGroup - 1) / kPanelGroup;
+#pragma omp parallel for schedule(dynamic)
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const std::int64_t first = chunk * kPanelGroup, last = std::min(panels, first + kPanelGroup);
     for (std::int64_t m0 = 0; m0 < rows; m0 += row_block) {
       const std::int64_t block = std::min(row_block, rows - m0);
       for (std::int64_t p = first; p < last; ++p) {

@@ -127,14 +127,18 @@ std::optional<Response> ServerCore::refusal(const bhttp::request_header<>& heade
   return std::nullopt;
 }
 
-void ServerCore::handle(const Handler& handler, Request request, const Respond& respond) {
+void guarded(const Respond& respond, const std::function<void()>& work) {
   try {
-    handler(std::move(request), respond);
+    work();
   } catch (const Error& error) {
     respond(error_response(400, error.what()));
   } catch (const std::exception& error) {
     respond(error_response(500, error.what()));
   }
+}
+
+void ServerCore::handle(const Handler& handler, Request request, const Respond& respond) {
+  guarded(respond, [&] { handler(std::move(request), respond); });
 }
 
 // Writes one answer; false if the connection is of no more use.

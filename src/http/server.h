@@ -40,6 +40,10 @@ struct ServerOptions {
   std::size_t max_body_bytes = std::size_t{1} << 30;
 };
 
+// Runs work whose answer is due; what it throws becomes the answer (an Error is the caller's fault,
+// 400, anything else ours, 500) instead of the end of the thread it runs on.
+void guarded(const Respond& respond, const std::function<void()>& work);
+
 class Server {
  public:
   explicit Server(ServerOptions options);

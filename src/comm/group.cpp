@@ -101,6 +101,38 @@ void Group::all_gather(std::span<const std::byte> mine, std::span<std::byte> out
   });
 }
 
+void Group::exchange(std::span<const Send> sends, std::span<const Receive> receives) {
+  TD_CHECK(failure_.empty(), "{}: the group failed before and must be built anew ({})",
+           describe("exchange"), failure_);
+  for (const Send& s : sends)
+    TD_CHECK(s.to >= 0 && s.to < size_ && s.to != rank_, "{}: to rank {}", describe("send"), s.to);
+  for (const Receive& r : receives)
+    TD_CHECK(r.from >= 0 && r.from < size_ && r.from != rank_, "{}: from rank {}",
+             describe("receive"), r.from);
+  failure_ = "an earlier operation did not finish";
+  call_c10d(describe("exchange"), [&] {
+    // Gloo tells messages between two ranks apart by tag: the running number of the pair's parts.
+    std::vector<int> sent(static_cast<std::size_t>(size_)), received(sent.size());
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::vector<std::vector<at::Tensor>> tensors;
+    tensors.reserve(sends.size() + receives.size());
+    for (const Receive& r : receives) {
+      const int tag = received[static_cast<std::size_t>(r.from)]++;
+      if (r.bytes.empty()) continue;
+      tensors.push_back({byte_tensor(r.bytes.data(), r.bytes.size())});
+      works.push_back(backend_->recv(tensors.back(), r.from, tag));
+    }
+    for (const Send& s : sends) {
+      const int tag = sent[static_cast<std::size_t>(s.to)]++;
+      if (s.bytes.empty()) continue;
+      tensors.push_back({byte_tensor(s.bytes.data(), s.bytes.size())});
+      works.push_back(backend_->send(tensors.back(), s.to, tag));
+    }
+    for (auto& work : works) work->wait(milliseconds_of(timeout_seconds_));
+  });
+  failure_.clear();
+}
+
 std::vector<std::string> Group::all_gather_text(std::string_view mine) {
   const std::uint64_t length = mine.size();
   std::vector<std::uint64_t> lengths(static_cast<std::size_t>(size_));

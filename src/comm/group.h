@@ -52,6 +52,17 @@ class Group {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> out);
   // Parts of any length, in the order of ranks.
   std::vector<std::string> all_gather_text(std::string_view mine);
+  // Point to point: all parts are under way together, and the call returns when all have arrived.
+  // Between two ranks parts pair up in the order given on both sides; an empty part is skipped.
+  struct Send {
+    std::span<const std::byte> bytes;
+    int to = 0;
+  };
+  struct Receive {
+    std::span<std::byte> bytes;
+    int from = 0;
+  };
+  void exchange(std::span<const Send> sends, std::span<const Receive> receives);
   // In place; every rank gets the same bits. The order of additions is the backend's: where it must
   // not depend on the number of ranks, gather and add in order instead.
   void all_reduce_sum(std::span<float> values);

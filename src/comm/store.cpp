@@ -2,59 +2,14 @@
 // that was asked for (TCPStore itself would listen on all of them) and port 0 can be told.
 #include "comm/store.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <cerrno>
-
-#include "base/file.h"
 #include "comm/c10d.h"
+#include "comm/socket.h"
 
 namespace tandem {
 namespace {
 
 std::string where(const std::string& host, std::uint16_t port) {
   return fmt::format("store at {}:{}", host, port);
-}
-
-struct Listener {
-  Fd fd;
-  std::uint16_t port = 0;
-};
-
-std::uint16_t bound_port(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
-}
-
-Listener listen_on(const std::string& host, std::uint16_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  TD_CHECK(failed == 0, "{}: cannot resolve the host: {}", where(host, port),
-           ::gai_strerror(failed));
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
-  int error = 0;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    Fd fd(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol));
-    const int on = 1;
-    if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (fd && ::bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 &&
-        ::listen(fd.get(), SOMAXCONN) == 0) {
-      const std::uint16_t bound = bound_port(fd.get());
-      return {std::move(fd), bound};
-    }
-    error = errno;
-  }
-  throw Error(fmt::format("{}: cannot listen: {}; choose another port", where(host, port),
-                          errno_text(error)));
 }
 
 c10d::TCPStoreOptions options_of(std::uint16_t port, double timeout_seconds) {
@@ -75,7 +30,7 @@ std::shared_ptr<c10d::Store> open_store(const std::string& host,
 }  // namespace
 
 Store Store::serve(const std::string& host, std::uint16_t port, double timeout_seconds) {
-  Listener listener = listen_on(host, port);
+  Listener listener = listen_on(host, port, where(host, port));
   c10d::TCPStoreOptions options = options_of(listener.port, timeout_seconds);
   options.isServer = true;
   options.masterListenFd = listener.fd.release();  // the server closes it

@@ -2,7 +2,7 @@
 // die and ends them. `local` starts them on this machine; ssh and Ray fulfil the same contract.
 //
 // The contract with a rank process (child side: cluster/lifeline.h):
-//  - its standard input holds the run's token on the first line, then the resolved config, to EOF;
+//  - its standard input holds the run's token on the first line, then what it is told, to EOF;
 //  - it is started with "--announce-fd N --lifeline-fd M" appended to its arguments; when it
 //  serves,
 //    it writes one line 'ready {"port": …}' to N;
@@ -29,7 +29,7 @@ struct RankSpec {
   std::vector<std::string> argv = {};  // {own_executable(), "rank"}
   std::vector<std::pair<std::string, std::string>> env = {};
   std::string token = {};   // of the run; no newline
-  std::string config = {};  // the resolved config, as text
+  std::string config = {};  // what it is told: assignment and resolved config, as JSON
 };
 
 struct RankHandle {

@@ -201,9 +201,10 @@ struct EvaluateConfig {
 };
 
 struct TransferConfig {
-  TransferMode update_weight_transfer_mode = TransferMode::broadcast;  // unused when colocated
-  std::int64_t update_weight_buffer_size = 512 * 1024 * 1024;          // bytes of a bucket
+  TransferMode update_weight_transfer_mode = TransferMode::broadcast;
+  std::int64_t update_weight_buffer_size = 512 * 1024 * 1024;  // bytes of a bucket
   std::int64_t update_weights_interval = 1;
+  bool update_weight_shared_memory = true;
   bool update_weight_double_buffer = false;
   PauseGeneration pause_generation_mode = PauseGeneration::retract;
 };

@@ -50,7 +50,6 @@ void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t r
 void resolve_placement(ClusterConfig& cluster, Lines& lines) {
   fill(cluster.actor_num_gpus_per_node, 1, "actor_num_gpus_per_node", "one rank", lines);
   const std::int64_t per_node = *cluster.actor_num_gpus_per_node;
-  fill(cluster.num_gpus_per_node, per_node, "num_gpus_per_node", "the ranks of a node", lines);
   fill(cluster.rollout_num_gpus, cluster.actor_num_nodes * per_node, "rollout_num_gpus",
        "colocated: the trainer's ranks", lines);
   fill(cluster.offload_train, false, "offload_train", "the weights stand once in host memory",
@@ -139,7 +138,10 @@ Host this_host() {
 std::vector<std::string> resolve(Config& config, const Host& host) {
   Lines lines;
   resolve_placement(config.cluster, lines);
-  resolve_compute(config.compute, config.model, *config.cluster.actor_num_gpus_per_node, host,
+  const std::int64_t trainers = *config.cluster.actor_num_gpus_per_node;
+  const std::int64_t engines = *config.cluster.rollout_num_gpus;
+  resolve_compute(config.compute, config.model,
+                  config.cluster.colocate ? std::max(trainers, engines) : trainers + engines, host,
                   lines);
   resolve_batch(config.rollout, config.train, lines);
   resolve_lengths(config.rollout, lines);

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <filesystem>
 #include <set>
 
@@ -23,25 +24,49 @@ void check_model(const ModelOptions& model, Faults& faults) {
   }
 }
 
-void check_placement(const ClusterConfig& cluster, Faults& faults) {
-  if (!cluster.colocate) {
+// What is impossible whatever the machine has; driver/placement.h judges the rest.
+void check_placement(const Config& config, Faults& faults) {
+  const ClusterConfig& cluster = config.cluster;
+  if (!cluster.colocate && !cluster.rollout_num_gpus) {
     add(faults,
-        "--colocate: not given, and trainer and engine on ranks of their own are not built yet; "
-        "add --colocate");
+        "--rollout-num-gpus: not given; say how many ranks the engines have beside the trainer's, "
+        "or add --colocate to share them");
   }
   const std::int64_t per_node = cluster.actor_num_gpus_per_node.value_or(1);
-  const std::int64_t ranks = cluster.actor_num_nodes * per_node;
-  if (cluster.colocate && cluster.rollout_num_gpus && *cluster.rollout_num_gpus != ranks) {
+  const std::int64_t trainers = cluster.actor_num_nodes * per_node;
+  const std::int64_t engines = cluster.rollout_num_gpus.value_or(trainers);
+  const std::int64_t width = cluster.rollout_num_gpus_per_engine;
+  if (width > 0 && engines % width != 0) {
     add(faults,
-        "--rollout-num-gpus: found {}, but with --colocate the engines use the trainer's {} "
-        "({} nodes x {}); leave it out",
-        *cluster.rollout_num_gpus, ranks, cluster.actor_num_nodes, per_node);
+        "--rollout-num-gpus-per-engine: found {}, but {} engine ranks (--rollout-num-gpus) cannot "
+        "be cut into engines of {}; give a divisor",
+        width, engines, width);
+  }
+  if (config.train.gradient_leaves < trainers) {
+    add(faults,
+        "--gradient-leaves: found {}, but {} trainer ranks need a leaf each; raise it to a power "
+        "of two of at least {}",
+        config.train.gradient_leaves, trainers, trainers);
+  }
+  if ((trainers & (trainers - 1)) != 0) {
+    add(faults,
+        "--actor-num-gpus-per-node: {} trainer ranks found, a power of two wanted so far; use {} "
+        "or {}",
+        trainers, std::bit_floor(static_cast<std::uint64_t>(trainers)),
+        std::bit_ceil(static_cast<std::uint64_t>(trainers)));
   }
   if (cluster.num_gpus_per_node && *cluster.num_gpus_per_node < per_node) {
     add(faults,
         "--num-gpus-per-node: found {}, but --actor-num-gpus-per-node asks for {} on a node; "
         "raise the one or lower the other",
         *cluster.num_gpus_per_node, per_node);
+  }
+  if (cluster.colocate && config.transfer.update_weight_transfer_mode != TransferMode::broadcast &&
+      engines <= trainers) {
+    add(faults,
+        "--update-weight-transfer-mode: found {}, but with --colocate the copy is in place and "
+        "nothing is sent; leave it out",
+        name_of(config.transfer.update_weight_transfer_mode));
   }
 }
 
@@ -227,7 +252,7 @@ void look_for_file(std::string_view flag, const std::string& path, Faults& fault
 std::vector<std::string> validate(const Config& config) {
   Faults faults;
   check_model(config.model, faults);
-  check_placement(config.cluster, faults);
+  check_placement(config, faults);
   check_data(config, faults);
   check_batch(config, faults);
   check_lengths(config.rollout, config.engine, faults);

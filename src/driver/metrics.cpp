@@ -35,6 +35,10 @@ const Declarations& train_declarations() {
       {"perf/update_weights_time", Reduction::max,
        "seconds from the optimizer's last write to ready to serve"},
       {"perf/update_weights_bytes", Reduction::sum, "bytes that moved"},
+      {"perf/update_weights_announce_time", Reduction::max, "seconds of its checks"},
+      {"perf/update_weights_move_time", Reduction::max, "seconds of its bytes"},
+      {"perf/update_weights_verify_time", Reduction::max, "seconds of its checksums"},
+      {"perf/update_weights_swap_time", Reduction::max, "seconds of both ends' switch"},
       {"perf/eval_time", Reduction::max, "seconds of an evaluation"},
       {"perf/step_time", Reduction::max, "seconds of the step, evaluation aside"},
       {"perf/train_wait_time", Reduction::max, "seconds of the step in which the trainer waited"},
@@ -108,6 +112,10 @@ void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
 void add_update_metrics(Row& row, const UpdateTimes& times) {
   row.add("perf/update_weights_time", times.seconds);
   row.add("perf/update_weights_bytes", static_cast<double>(times.moved_bytes));
+  row.add("perf/update_weights_announce_time", times.announce_seconds);
+  row.add("perf/update_weights_move_time", times.move_seconds);
+  row.add("perf/update_weights_verify_time", times.verify_seconds);
+  row.add("perf/update_weights_swap_time", times.swap_seconds);
 }
 
 void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,

@@ -8,8 +8,8 @@
 #include "data/sample.h"
 #include "metrics/record.h"
 #include "rl/advantages.h"
-#include "trainer/client.h"
 #include "trainer/results.h"
+#include "transfer/client.h"
 
 namespace tandem {
 

@@ -28,6 +28,7 @@ std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
   const std::int64_t n = setup.samples_per_prompt;
   progress_.begin(setup.phase, static_cast<std::int64_t>(items.size()) * n, "samples");
   auto inbox = std::make_shared<Inbox>();
+  std::size_t turn = 0;
   for (const RolloutItem& item : items) {
     PromptGroup group{.prompt_id = item.counter,
                       .first_sample_id = item.counter * static_cast<std::uint64_t>(n),
@@ -38,7 +39,7 @@ std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
       group.params.max_new_tokens =
           std::clamp(setup.max_context - static_cast<std::int64_t>(group.prompt.size()),
                      std::int64_t{0}, group.params.max_new_tokens);
-    engine_.generate(group, deadline, [inbox](GroupResult result) {
+    engines_[turn++ % engines_.size()]->generate(group, deadline, [inbox](GroupResult result) {
       {
         const std::lock_guard lock(inbox->mutex);
         inbox->results.push_back(std::move(result));
@@ -53,8 +54,10 @@ std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
       std::unique_lock lock(inbox->mutex);
       const bool arrived = inbox->changed.wait_until(lock, deadline.time_point(),
                                                      [&] { return !inbox->results.empty(); });
-      TD_CHECK(arrived, "{}: {} of {} prompts unanswered by the engine at {} after {}", setup.phase,
-               items.size() - done, items.size(), engine_.address().url(""), deadline.describe());
+      TD_CHECK(arrived, "{}: {} of {} prompts unanswered by {} engine{} (the first at {}) after {}",
+               setup.phase, items.size() - done, items.size(), engines_.size(),
+               engines_.size() == 1 ? "" : "s", engines_.front()->address().url(""),
+               deadline.describe());
       result = std::move(inbox->results.back());
       inbox->results.pop_back();
     }

@@ -32,10 +32,11 @@ struct RolloutSetup {
 
 class RolloutMaker {
  public:
-  RolloutMaker(EngineClient& engine, TokenizerProcess& tokenizer, Progress& progress)
-      : engine_(engine), tokenizer_(tokenizer), progress_(progress) {}
+  // At least one engine; prompts are dealt to them in turn.
+  RolloutMaker(std::vector<EngineClient*> engines, TokenizerProcess& tokenizer, Progress& progress)
+      : engines_(std::move(engines)), tokenizer_(tokenizer), progress_(progress) {}
 
-  // All prompts at once; the engine batches them. Samples have ids counter × n + i, text, reward
+  // All prompts at once; the engines batch them. Samples have ids counter × n + i, text, reward
   // and status. Throws Error if a prompt's call fails or the time is over, naming what is missing.
   std::vector<Sample> run(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
                           const RolloutSetup& setup);
@@ -46,7 +47,7 @@ class RolloutMaker {
   void reward(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
               const RolloutSetup& setup, std::vector<Sample>& samples);
 
-  EngineClient& engine_;
+  std::vector<EngineClient*> engines_;
   TokenizerProcess& tokenizer_;
   Progress& progress_;
 };

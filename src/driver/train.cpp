@@ -8,36 +8,26 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <random>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/process.h"
 #include "base/text.h"
 #include "checkpoint/hf_folder.h"
-#include "cluster/cluster.h"
 #include "config/json.h"
 #include "config/resolve.h"
 #include "data/batch.h"
 #include "driver/evaluate.h"
+#include "driver/fleet.h"
 #include "driver/metrics.h"
+#include "driver/placement.h"
 #include "driver/rollout.h"
 #include "model/hf_config.h"
 #include "rl/advantages.h"
-#include "trainer/client.h"
 
 namespace tandem {
 namespace {
-
-// 128 random bits for the run's control calls.
-std::string random_token() {
-  std::random_device device;
-  std::string token;
-  for (int i = 0; i < 4; ++i) token += fmt::format("{:08x}", device());
-  return token;
-}
 
 class TrainLoop {
  public:
@@ -54,13 +44,12 @@ class TrainLoop {
   // Appends what the ranks died of to an error that ended the run.
   std::string with_cause(const std::string& what);
   void close() {
-    if (cluster_) cluster_->stop(Deadline::after(10));
+    if (fleet_) fleet_->stop(Deadline::after(10));
   }
 
  private:
   void load_data();
   void size_kv_cache();
-  void start_ranks();
   void step(std::int64_t id);
   void evaluate_all(std::int64_t id);
   bool evaluates_after(std::int64_t id) const;
@@ -77,12 +66,8 @@ class TrainLoop {
   std::vector<EvaluationSet> evaluation_;
   std::optional<PromptOrder> order_;
   std::vector<std::unique_ptr<Sink>> sinks_;
-  std::unique_ptr<Cluster> cluster_;
-  http::Fetcher fetcher_;
-  std::optional<EngineClient> engine_;
-  std::optional<TrainerClient> trainer_;
+  std::optional<Fleet> fleet_;
   std::optional<RolloutMaker> maker_;
-  std::int64_t weight_version_ = 0;
 };
 
 void TrainLoop::load_data() {
@@ -136,26 +121,10 @@ void TrainLoop::size_kv_cache() {
          answer);
 }
 
-void TrainLoop::start_ranks() {
-  cluster_ = make_local_cluster(config_.logging.run_dir);
-  const std::string token = random_token();
-  cluster_->start({.rank = 0,
-                   .argv = {own_executable(), "rank"},
-                   .token = token,
-                   .config = dump_json_pretty(to_json(config_))});
-  const double start = monotonic_seconds();
-  auto ranks = cluster_->wait_ready(Deadline::after(config_.cluster.rank_start_timeout_seconds));
-  http::Address address = ranks.front().address;
-  address.token = token;
-  engine_.emplace(address, fetcher_);
-  trainer_.emplace(address, fetcher_);
-  maker_.emplace(*engine_, tokenizer_, progress_);
-  TD_LOG(info, "rank 0: process {} on {}, trainer and engine over one weight arena; ready in {}",
-         ranks.front().pid, ranks.front().host, human_seconds(monotonic_seconds() - start));
-}
-
 void TrainLoop::open() {
   const std::string& folder = config_.logging.run_dir;
+  const Placement placement = make_placement(
+      config_.cluster, {.num_nodes = 1, .gpus_per_node = config_.cluster.num_gpus_per_node});
   load_data();
   size_kv_cache();
   write_file_atomic(folder + "/config.json", dump_json_pretty(to_json(config_)));
@@ -170,7 +139,8 @@ void TrainLoop::open() {
     TD_CHECK(!std::filesystem::equivalent(save_folder(), config_.model.hf_checkpoint, none),
              "--save-hf: {} is the folder of --hf-checkpoint; name another", save_folder());
   }
-  start_ranks();
+  fleet_.emplace(config_, placement);
+  maker_.emplace(fleet_->engines(), tokenizer_, progress_);
 }
 
 // --save-hf with its {rollout_id} filled in, absolute.
@@ -226,13 +196,14 @@ void TrainLoop::step(std::int64_t id) {
                       {.rewards_normalization = config_.algorithm.rewards_normalization,
                        .grpo_std_normalization = config_.algorithm.grpo_std_normalization});
   batch.advantages = advantages.advantages;
-  add_rollout_metrics(row, batch.samples, advantages, generated - start, 1);
+  add_rollout_metrics(row, batch.samples, advantages, generated - start,
+                      config_.cluster.rollout_num_gpus.value());
   save_rollout(id, batch);
 
   progress_.begin(fmt::format("step {} train", id + 1), 0, "micro-batches");  // total comes later
   std::int64_t shown = 0;
   const double train_start = monotonic_seconds();
-  const TrainResult trained = trainer_->train(
+  const TrainResult trained = fleet_->trainer().train(
       batch, *config_.data.num_rollout * config_.train.num_steps_per_rollout.value(),
       Deadline::after(control_seconds()), [&](std::int64_t done, std::int64_t total) {
         progress_.set_total(total);
@@ -246,8 +217,7 @@ void TrainLoop::step(std::int64_t id) {
       TD_LOG(warn, "step {}: gradient norm {}: the optimizer step was skipped, no state changed",
              id + 1, m.grad_norm);
 
-  add_update_metrics(
-      row, trainer_->update_weights(++weight_version_, Deadline::after(control_seconds())));
+  add_update_metrics(row, fleet_->update_weights(Deadline::after(control_seconds())));
   const double seconds = monotonic_seconds() - start;
   row.add("perf/step_time", seconds);
   row.add("perf/train_wait_time", seconds - row.value("perf/train_time"));
@@ -274,11 +244,11 @@ void TrainLoop::evaluate_all(std::int64_t id) {
 }
 
 void TrainLoop::run() {
-  trainer_->update_weights(++weight_version_, Deadline::after(control_seconds()));
+  fleet_->update_weights(Deadline::after(control_seconds()));
   if (!evaluation_.empty() && !config_.evaluate.skip_eval_before_train) evaluate_all(-1);
   for (std::int64_t id = 0; id < *config_.data.num_rollout; ++id) step(id);
   if (!config_.checkpoint.save_hf.empty()) {
-    trainer_->save_hf(save_folder(), Deadline::after(control_seconds()));
+    fleet_->trainer().save_hf(save_folder(), Deadline::after(control_seconds()));
     TD_LOG(info, "{}: the trained model, a Hugging Face folder", save_folder());
   }
   for (const EvaluationSet& set : evaluation_)
@@ -288,8 +258,8 @@ void TrainLoop::run() {
 
 std::string TrainLoop::with_cause(const std::string& what) {
   std::string text = what;
-  if (cluster_)
-    for (const RankDeath& death : cluster_->deaths(Deadline::after(2))) text += "\n" + death.text;
+  if (fleet_)
+    for (const RankDeath& death : fleet_->deaths(Deadline::after(2))) text += "\n" + death.text;
   return text;
 }
 

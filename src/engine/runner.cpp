@@ -11,12 +11,16 @@ namespace tandem {
 
 void Runner::run(const StepPlan& plan, std::span<SampledToken> sampled) {
   assert(sampled.size() == plan.draws.size());
+  const at::Tensor logits = forward(plan);
+  if (!plan.draws.empty()) sample(plan, logits, sampled);
+}
+
+at::Tensor Runner::forward(const StepPlan& plan) {
   const c10::InferenceMode no_gradients;
   for (const BlockCopy& copy : plan.copies) context_.pool->copy_block(copy.from, copy.to);
   fill_context(plan);
   const at::Tensor hidden = model_.forward(plan.tokens, plan.positions, context_);
-  if (plan.draws.empty()) return;
-  sample(plan, model_.logits(hidden, plan.logit_rows), sampled);
+  return plan.logit_rows.empty() ? at::Tensor() : model_.logits(hidden, plan.logit_rows);
 }
 
 void Runner::fill_context(const StepPlan& plan) {

@@ -23,6 +23,9 @@ class Runner {
 
   // Fills sampled[plan.draws.size()]. Records no gradients.
   void run(const StepPlan& plan, std::span<SampledToken> sampled);
+  // All of it but the draws, which only an engine's leader makes: logits [logit_rows, vocab],
+  // undefined if the plan has none.
+  at::Tensor forward(const StepPlan& plan);
 
  private:
   void fill_context(const StepPlan& plan);

@@ -143,8 +143,8 @@ ArenaLayout make_arena_layout(const ModelConfig& c, Element element, std::int64_
   return b.take();
 }
 
-Arena::Arena(ArenaLayout layout)
-    : layout_(std::move(layout)), memory_(layout_.place, layout_.bytes, "weight arena") {}
+Arena::Arena(ArenaLayout layout, bool shared)
+    : layout_(std::move(layout)), memory_(layout_.place, layout_.bytes, "weight arena", shared) {}
 
 void* Arena::storage_data(std::int64_t storage) const {
   return static_cast<std::byte*>(memory_.data()) + layout_.storages[storage].offset_bytes;

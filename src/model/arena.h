@@ -60,13 +60,19 @@ ArenaLayout make_arena_layout(const ModelConfig& config, Element element, std::i
 
 class Arena {
  public:
-  explicit Arena(ArenaLayout layout);
+  // shared: other processes of this host may map it (Memory).
+  explicit Arena(ArenaLayout layout, bool shared = false);
 
   const ArenaLayout& layout() const { return layout_; }
   Place place() const { return layout_.place; }
   std::int64_t version() const { return version_; }
   const std::int64_t* version_address() const { return &version_; }
   void set_version(std::int64_t version) { version_ = version; }
+
+  const Memory& memory() const { return memory_; }
+  // Exchanges the content of two arenas of one layout without copying. Whoever keeps addresses
+  // (Model) must ask for them anew.
+  void swap_memory(Arena& other) noexcept { memory_.swap(other.memory_); }
 
   void* storage_data(std::int64_t storage) const;
   // Index by name; Error if there is none.

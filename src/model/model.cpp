@@ -79,6 +79,11 @@ const WeightView* Model::view(const std::string& name) {
   return views_[arena_.storage_index(name)].get();
 }
 
+void Model::rebind() {
+  for (std::size_t i = 0; i < views_.size(); ++i)
+    views_[i]->data = arena_.storage_data(static_cast<std::int64_t>(i));
+}
+
 void Model::set_grads(float* grads) {
   TD_CHECK(!grads || !group_ || group_->size() == 1,
            "model: gradients with {} tensor-parallel ranks are not built yet", group_->size());

@@ -43,6 +43,8 @@ class Model {
   // Directs all gradients to a flat buffer of flat_elements; its old content is replaced by the
   // first gradient that is written. Null: no gradients.
   void set_grads(float* grads);
+  // After the arena's memory was swapped: reads the weights' addresses anew.
+  void rebind();
   // Makes the last norm wrong by 2^-20, so that tests see what a difference of kernels looks like.
   void perturb() { norm_offset_ = 0x1p-20f; }
   // Zeroes what no backward has written since set_grads.

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -58,15 +59,22 @@ at::Device device_of(Place place) {
   return at::Device(at::DeviceType::CUDA, static_cast<at::DeviceIndex>(cuda_part().device));
 }
 
-Memory::Memory(Place place, std::int64_t bytes, const char* what) : place_(place), bytes_(bytes) {
+Memory::Memory(Place place, std::int64_t bytes, const char* what, bool shared)
+    : place_(place), bytes_(bytes) {
   if (bytes == 0) return;
   if (place == Place::cuda) {
     data_ = cuda_part().allocate(bytes);
     TD_CHECK(data_, "{}: {} bytes of GPU memory are not free", what, bytes);
     return;
   }
-  void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (shared) {
+    file_ = Fd(::memfd_create(what, MFD_CLOEXEC));
+    TD_CHECK(file_ && ::ftruncate(file_.get(), bytes) == 0, "{}: {} shared bytes cannot be had: {}",
+             what, bytes, std::strerror(errno));
+  }
+  void* p =
+      ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+             shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, file_.get(), 0);
   TD_CHECK(p != MAP_FAILED, "{}: {} bytes cannot be mapped: {}", what, bytes, std::strerror(errno));
   ::madvise(p, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
   data_ = p;
@@ -78,6 +86,11 @@ Memory::~Memory() {
     cuda_part().release(data_);
   else
     ::munmap(data_, static_cast<std::size_t>(bytes_));
+}
+
+void Memory::swap(Memory& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(file_, other.file_);
 }
 
 void write_memory(Place place, void* to, const void* host, std::int64_t bytes) {

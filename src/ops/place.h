@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/file.h"
 #include "ops/cuda/part.h"
 #include "ops/kernels/kernels.h"
 
@@ -25,8 +26,9 @@ at::Device device_of(Place place);
 class Memory {
  public:
   Memory() = default;
-  // Error naming `what` if there is not enough.
-  Memory(Place place, std::int64_t bytes, const char* what);
+  // Error naming `what` if there is not enough. With shared (CPU only) the pages are a memory file,
+  // which another process of this host may map through fd(); it vanishes with its last user.
+  Memory(Place place, std::int64_t bytes, const char* what, bool shared = false);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -34,11 +36,15 @@ class Memory {
   Place place() const { return place_; }
   void* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
+  int fd() const { return file_.get(); }  // -1: not shared
+  // Two memories of one place and size change their content's place.
+  void swap(Memory& other) noexcept;
 
  private:
   Place place_ = Place::cpu;
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
+  Fd file_;
 };
 
 // Between host memory and a place's; done on return.

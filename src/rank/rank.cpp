@@ -1,100 +1,278 @@
-// A colocated rank: trainer and engine over one arena, served by one compute thread.
+// One process of a run: a trainer shard, an engine or its part, or both, by its assignment. What it
+// holds is put together in `open_*`, top to bottom; one compute thread then serves the queue.
 #include "rank/rank.h"
 
 #include <unistd.h>
-#include <csignal>
 
+#include <csignal>
 #include <exception>
+#include <memory>
+#include <optional>
+#include <thread>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/weights.h"
 #include "cluster/lifeline.h"
+#include "cluster/placement.h"
 #include "config/json.h"
+#include "engine/plan_wire.h"
 #include "engine/serve.h"
 #include "rank/compute_queue.h"
 #include "rank/worker.h"
 #include "trainer/serve.h"
 #include "trainer/trainer.h"
-#include "transfer/transfer.h"
+#include "transfer/local_copy.h"
+#include "transfer/serve.h"
 
 namespace tandem {
 namespace {
 
-// Trainer and engine over one arena.
-class ColocatedRank {
+class RankProcess {
  public:
-  ColocatedRank(const Config& config, const std::string& token)
+  RankProcess(const Config& config, const RankAssignment& assignment, const std::string& token)
       : config_(config),
-        weights_(config.model.hf_checkpoint, compute_element(config.model.dtype),
-                 compute_place(config.compute.device)),
-        group_(Group::alone("trainer")),
-        worker_(weights_.folder, weights_.arena, config.engine,
-                config.engine.kv_cache_tokens.value_or(65536), [this] { queue_.wake(); }),
-        trainer_(make_trainer({.train = config.train,
-                               .algorithm = config.algorithm,
-                               .optimizer = config.optimizer,
-                               .temperature = config.rollout.rollout_temperature,
-                               .perturb = config.debug.debug_perturb_kernel == Side::trainer},
-                              weights_.folder, weights_.arena, group_)),
-        transfer_(make_colocate_transfer(weights_.arena, weights_.arena, engine_side())),
+        assignment_(assignment),
+        role_(assignment.role()),
+        element_(compute_element(config.model.dtype)),
+        place_(compute_place(config.compute.device)),
+        folder_(HfFolder::open(config.model.hf_checkpoint)),
+        trainer_group_(Group::alone("trainer")),
+        engine_group_(Group::alone("engine")),
         server_({.token = token}) {
-    if (config.debug.debug_perturb_kernel == Side::engine) worker_.perturb();
-    add_engine_routes(server_, worker_.mailbox(),
-                      {.limits = worker_.limits(),
-                       .model_path = config.model.hf_checkpoint,
-                       .model_type = weights_.folder.config().family,
-                       .architectures = {weights_.folder.config().architecture},
-                       .version = TANDEM_VERSION,
-                       .default_seed = static_cast<std::uint64_t>(config.algorithm.seed),
-                       .text = {}});
-    add_trainer_routes(
-        server_, [this](std::function<void()> work) { queue_.post(std::move(work)); }, *trainer_,
-        *transfer_);
+    if (assignment.placement.ranks.size() > 1)
+      store_.emplace(Store::connect(assignment.store_host,
+                                    static_cast<std::uint16_t>(assignment.store_port),
+                                    config.cluster.rank_start_timeout_seconds));
+    if (role_.trains()) open_trainer();
+    if (role_.serves()) open_engine();
+    open_transfer();
+    add_routes();
   }
 
   // Serves until the process ends: by its lifeline or a signal.
   [[noreturn]] void serve(int announce_fd) {
     server_.start();
-    const ArenaLayout& layout = weights_.arena.layout();
-    TD_LOG(info, "{}: {} parameters, weights {}, KV cache {} ({} tokens), port {}",
-           config_.model.hf_checkpoint, layout.flat_elements,
-           human_bytes(static_cast<double>(layout.bytes)),
-           human_bytes(static_cast<double>(worker_.kv_bytes())),
-           worker_.limits().num_blocks * kBlockTokens, server_.port());
+    const std::int64_t weight_bytes = (trainer_arena_ ? trainer_arena_->layout().bytes : 0) +
+                                      (engine_arena_ ? engine_arena_->layout().bytes : 0) +
+                                      (staging_ ? staging_->layout().bytes : 0);
+    TD_LOG(info, "{}: {} parameters, weights {}, KV cache {}, port {}", config_.model.hf_checkpoint,
+           setup_.source_layouts.front().flat_elements,
+           human_bytes(static_cast<double>(weight_bytes)),
+           human_bytes(static_cast<double>(kv_bytes())), server_.port());
     announce_ready(announce_fd, Json{{"port", server_.port()},
-                                     {"parameters", layout.flat_elements},
-                                     {"weight_bytes", layout.bytes}});
+                                     {"parameters", setup_.source_layouts.front().flat_elements},
+                                     {"weight_bytes", weight_bytes},
+                                     {"kv_bytes", kv_bytes()}});
+    if (follower_) follow();
     while (true) {
       const bool worked = queue_.run();
-      const bool more = worker_.engine().step();
+      const bool more = leader_ && leader_->engine().step();
       if (!worked && !more) queue_.wait(Deadline::after(1.0));
     }
   }
 
  private:
+  const Placement& placement() const { return assignment_.placement; }
+  // An engine of one rank beside its trainer reads the trainer's very weights.
+  bool shares_arena() const {
+    return role_.trains() && role_.serves() && placement().engine_width == 1 &&
+           !config_.transfer.update_weight_double_buffer;
+  }
+  std::int64_t kv_bytes() const {
+    return leader_ ? leader_->kv_bytes() : follower_ ? follower_->kv_bytes() : 0;
+  }
+  std::int64_t kv_tokens() const { return config_.engine.kv_cache_tokens.value_or(65536); }
+  GroupOptions group_options() const {
+    return {.host = "127.0.0.1",
+            .interface = {},
+            .timeout_seconds = config_.cluster.control_timeout_seconds};
+  }
+  Arena& engine_arena() { return engine_arena_ ? *engine_arena_ : *trainer_arena_; }
+
+  void open_trainer() {
+    // Engines in other processes of this host read it from here.
+    const bool shared = !placement().all_colocated() && place_ == Place::cpu &&
+                        config_.transfer.update_weight_shared_memory;
+    trainer_arena_ = std::make_unique<Arena>(
+        make_arena_layout(folder_.config(), element_, 0, 1, place_), shared);
+    load_arena(folder_, *trainer_arena_);
+    if (placement().num_trainers > 1)
+      trainer_group_ = Group::gloo(*store_, "trainer", role_.trainer_rank, placement().num_trainers,
+                                   group_options());
+    trainer_ = make_trainer({.train = config_.train,
+                             .algorithm = config_.algorithm,
+                             .optimizer = config_.optimizer,
+                             .temperature = config_.rollout.rollout_temperature,
+                             .perturb = config_.debug.debug_perturb_kernel == Side::trainer},
+                            folder_, *trainer_arena_, trainer_group_);
+  }
+
+  void open_engine() {
+    const int width = placement().engine_width;
+    if (!shares_arena()) {
+      const ArenaLayout layout =
+          make_arena_layout(folder_.config(), element_, role_.engine_rank, width, place_);
+      engine_arena_ = std::make_unique<Arena>(layout);
+      if (config_.transfer.update_weight_double_buffer) staging_ = std::make_unique<Arena>(layout);
+    }
+    EnginePeers peers;
+    if (width > 1) {
+      const std::string name = fmt::format("engine/{}", role_.engine);
+      const auto limit = Deadline::after(config_.cluster.rank_start_timeout_seconds);
+      engine_group_ = Group::gloo(*store_, name, role_.engine_rank, width, group_options());
+      if (role_.leads_engine())
+        fanout_ = std::make_unique<Fanout>(*store_, name, "127.0.0.1", width - 1, limit);
+      else
+        plans_ = std::make_unique<FanoutReader>(*store_, name, limit);
+      peers = {.group = &engine_group_, .followers = fanout_.get()};
+    }
+    if (role_.leads_engine())
+      leader_ = std::make_unique<EngineWorker>(
+          folder_, engine_arena(), config_.engine, kv_tokens(), [this] { queue_.wake(); }, peers);
+    else
+      follower_ =
+          std::make_unique<EngineFollower>(folder_, engine_arena(), kv_tokens(), engine_group_);
+    if (leader_ && engine_arena_) leader_->unpublish();
+    if (config_.debug.debug_perturb_kernel == Side::engine) {
+      if (leader_) leader_->perturb();
+      if (follower_) follower_->perturb();
+    }
+  }
+
+  // Every rank draws the whole plan; it is a pure function of placement and model.
+  void open_transfer() {
+    const bool shares =
+        placement().engine_width == 1 && !config_.transfer.update_weight_double_buffer;
+    for (int rank : placement().trainer_ranks()) {
+      setup_.source_layouts.push_back(make_arena_layout(folder_.config(), element_, 0, 1, place_));
+      setup_.source_process.push_back(rank);
+    }
+    for (int rank : placement().engine_ranks()) {
+      const RankRole& role = placement().ranks[static_cast<std::size_t>(rank)];
+      setup_.target_layouts.push_back(make_arena_layout(
+          folder_.config(), element_, role.engine_rank, placement().engine_width, place_));
+      setup_.target_process.push_back(rank);
+    }
+    std::vector<TransferSide> sources, targets;
+    for (std::size_t i = 0; i < setup_.source_process.size(); ++i)
+      sources.push_back({&setup_.source_layouts[i], setup_.source_process[i], shares});
+    for (std::size_t i = 0; i < setup_.target_process.size(); ++i)
+      targets.push_back({&setup_.target_layouts[i], setup_.target_process[i], shares});
+    setup_.plan = make_transfer_plan(sources, targets);
+    setup_.process = assignment_.rank;
+    setup_.num_processes = static_cast<int>(placement().ranks.size());
+    setup_.source = trainer_arena_.get();
+    setup_.target = staging_ ? staging_.get() : role_.serves() ? &engine_arena() : nullptr;
+    setup_.store = store_ ? &*store_ : nullptr;
+    setup_.group = group_options();
+    setup_.bucket_bytes = config_.transfer.update_weight_buffer_size;
+    setup_.shared_memory = config_.transfer.update_weight_shared_memory && place_ == Place::cpu;
+    if (store_)
+      announce_memory(*store_, assignment_.rank,
+                      trainer_arena_ ? &trainer_arena_->memory() : nullptr);
+    std::optional<EngineSide> side;
+    if (role_.serves()) side = engine_side();
+    update_ = std::make_unique<WeightUpdate>(setup_, make_way(), std::move(side));
+  }
+
+  std::unique_ptr<Transfer> make_way() {
+    if (placement().all_colocated()) return make_colocate_transfer(setup_);
+    switch (config_.transfer.update_weight_transfer_mode) {
+      case TransferMode::p2p:
+        return make_p2p_transfer(setup_);
+      case TransferMode::broadcast:
+        return make_broadcast_transfer(setup_);
+      case TransferMode::disk:
+      case TransferMode::disk_delta:
+        break;
+    }
+    throw Error("--update-weight-transfer-mode: only broadcast and p2p are built");
+  }
+
   EngineSide engine_side() {
-    return {.version = [this] { return worker_.engine().weight_version(); },
-            .quiet =
-                [this] {
-                  const EngineStats s = worker_.engine().stats();
-                  return s.running == 0 && (s.waiting == 0 || worker_.engine().paused());
-                },
-            .swap =
-                [this](std::int64_t version) {
-                  worker_.engine().flush_cache();
-                  worker_.engine().set_weight_version(version);
-                  worker_.publish();
-                }};
+    EngineSide side;
+    if (leader_) {
+      side.version = [this] { return leader_->engine().weight_version(); };
+      side.quiet = [this] {
+        const EngineStats s = leader_->engine().stats();
+        return s.running == 0 && (s.waiting == 0 || leader_->engine().paused());
+      };
+    } else {
+      side.version = [this] { return follower_version_; };
+      side.quiet = [] { return true; };  // its leader answers for both
+    }
+    if (leader_ && engine_arena_ && !staging_) side.overwrite = [this] { leader_->unpublish(); };
+    side.swap = [this](std::int64_t version) {
+      if (staging_) engine_arena().swap_memory(*staging_);
+      if (leader_) {
+        leader_->engine().flush_cache();
+        leader_->engine().set_weight_version(version);
+        leader_->publish();
+      } else {
+        follower_->publish();
+        follower_version_ = version;
+      }
+    };
+    return side;
+  }
+
+  void add_routes() {
+    const auto post = [this](std::function<void()> work) { queue_.post(std::move(work)); };
+    if (leader_)
+      add_engine_routes(server_, leader_->mailbox(),
+                        {.limits = leader_->limits(),
+                         .model_path = config_.model.hf_checkpoint,
+                         .model_type = folder_.config().family,
+                         .architectures = {folder_.config().architecture},
+                         .version = TANDEM_VERSION,
+                         .default_seed = static_cast<std::uint64_t>(config_.algorithm.seed),
+                         .text = {}});
+    if (trainer_) add_trainer_routes(server_, post, *trainer_);
+    add_weight_routes(server_, post, *update_, [this] {
+      return trainer_ ? trainer_->progress.last_write.exchange(0.0) : 0.0;
+    });
+  }
+
+  // Plans of the leader, read on a thread of their own, run on this one. A leader that is gone ends
+  // this rank; the driver says why.
+  void follow() {
+    std::thread([this] {
+      for (;;) {
+        const Frame frame = plans_->read(Deadline::after(3600));
+        if (frame.state == PipeState::timed_out) continue;
+        if (!frame.ok()) {
+          TD_LOG(error, "{}", plans_->describe(frame.state));
+          ::_exit(1);
+        }
+        queue_.post([this, bytes = frame.payload] {
+          decode_plan(bytes, plan_);
+          follower_->run(plan_);
+        });
+      }
+    }).detach();
   }
 
   Config config_;
+  RankAssignment assignment_;
+  RankRole role_;
+  Element element_;
+  Place place_;
   ComputeQueue queue_;
-  Weights weights_;
-  Group group_;
-  EngineWorker worker_;
+  HfFolder folder_;
+  std::optional<Store> store_;
+  std::unique_ptr<Arena> trainer_arena_, engine_arena_, staging_;
+  Group trainer_group_, engine_group_;
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<Transfer> transfer_;
+  std::unique_ptr<Fanout> fanout_;
+  std::unique_ptr<FanoutReader> plans_;
+  std::unique_ptr<EngineWorker> leader_;
+  std::unique_ptr<EngineFollower> follower_;
+  StepPlan plan_;  // a follower's
+  std::int64_t follower_version_ = 0;
+  TransferSetup setup_;
+  std::unique_ptr<WeightUpdate> update_;
   http::Server server_;
 };
 
@@ -111,12 +289,16 @@ int run_rank(const std::vector<std::string>& arguments) {
   const int announce_fd = descriptor(arguments, "--announce-fd");
   lifeline_watch(descriptor(arguments, "--lifeline-fd"));
   const RankInput input = read_rank_input(STDIN_FILENO, Deadline::after(60));
-  const auto config = from_json<Config>(parse_ordered_json(input.config, "config"), "config");
-  start_log({.role = "rank 0", .level = config.logging.log_level});
+  const auto told = parse_ordered_json(input.config, "rank input");
+  const auto config =
+      from_json<Config>(require<OrderedJson>(told, "config", "rank input"), "config");
+  const RankAssignment assignment = assignment_from_json(
+      parse_json(require<OrderedJson>(told, "assignment", "rank input").dump(), "rank assignment"));
+  start_log({.role = fmt::format("rank {}", assignment.rank), .level = config.logging.log_level});
   // Ctrl-C at a terminal reaches the whole process group; the driver decides when the rank ends.
   std::signal(SIGINT, SIG_IGN);
   TD_LOG(info, "{}", start_compute(config.compute));
-  ColocatedRank rank(config, input.token);
+  RankProcess rank(config, assignment, input.token);
   rank.serve(announce_fd);
 }
 

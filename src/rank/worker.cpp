@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "checkpoint/weights.h"
+#include "engine/plan_wire.h"
 #include "ops/place.h"
 
 namespace tandem {
@@ -21,6 +22,10 @@ EngineLimits limits_of(const ModelConfig& model, const EngineConfig& config, std
           .context_length = model.max_position_embeddings,
           .vocab_size = model.vocab_size,
           .eos_token_ids = model.eos_ids};
+}
+
+std::int64_t blocks_for(std::int64_t kv_tokens) {
+  return (kv_tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
 }  // namespace
@@ -57,25 +62,46 @@ Weights::Weights(const std::string& folder_path, Element element, Place place)
 }
 
 EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineConfig& config,
-                           std::int64_t kv_tokens, std::function<void()> wake)
+                           std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers)
     : arena_(arena),
-      model_(folder.config(), arena, nullptr, nullptr),
+      model_(folder.config(), arena, peers.group, nullptr),
       pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
-            (kv_tokens + kBlockTokens - 1) / kBlockTokens, arena.place()),
+            blocks_for(kv_tokens), arena.place()),
       runner_(model_, pool_),
       mailbox_(std::move(wake)),
       limits_(limits_of(folder.config(), config, pool_.num_blocks())),
       published_(arena.version()) {
   engine_ = std::make_unique<Engine>(
       limits_,
-      [this](const StepPlan& plan, std::span<SampledToken> sampled) {
-        TD_CHECK(arena_.version() == published_,
-                 "engine: the weights were written (arena version {}) after the last update ({}); "
-                 "an update must publish them before the next step",
-                 arena_.version(), published_);
+      [this, peers](const StepPlan& plan, std::span<SampledToken> sampled) {
+        check_published();
+        if (peers.followers)
+          peers.followers->send(encode_plan(plan), Deadline::after(peers.timeout_seconds));
         runner_.run(plan, sampled);
       },
       mailbox_);
 }
+
+void EngineWorker::check_published() const {
+  TD_CHECK(published_ != kNothing,
+           "engine: no whole set of weights has arrived; an update must succeed before the next "
+           "step");
+  TD_CHECK(arena_.version() == published_,
+           "engine: the weights were written (arena version {}) after the last update ({}); an "
+           "update must publish them before the next step",
+           arena_.version(), published_);
+}
+
+void EngineWorker::publish() {
+  model_.rebind();
+  published_ = arena_.version();
+}
+
+EngineFollower::EngineFollower(const HfFolder& folder, Arena& arena, std::int64_t kv_tokens,
+                               Group& group)
+    : model_(folder.config(), arena, &group, nullptr),
+      pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
+            blocks_for(kv_tokens), arena.place()),
+      runner_(model_, pool_) {}
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/hf_folder.h"
+#include "comm/fanout.h"
 #include "comm/group.h"
 #include "config/config.h"
 #include "engine/engine.h"
@@ -33,12 +34,20 @@ struct Weights {
   Arena arena;
 };
 
-// An engine over an arena. Its step refuses to run on weights that no update has published.
+// What an engine over several tensor-parallel ranks needs besides; all null for one rank.
+struct EnginePeers {
+  Group* group = nullptr;       // of the engine's ranks; the leader is rank 0
+  Fanout* followers = nullptr;  // the leader's stream of plans
+  double timeout_seconds = 60;  // for a follower to take a plan
+};
+
+// An engine over an arena, or the leader's part of it. Its step refuses to run on weights that no
+// update has published.
 class EngineWorker {
  public:
   // kv_tokens: positions of the KV cache over all samples.
   EngineWorker(const HfFolder& folder, Arena& arena, const EngineConfig& config,
-               std::int64_t kv_tokens, std::function<void()> wake);
+               std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers = {});
 
   Engine& engine() { return *engine_; }
   Mailbox& mailbox() { return mailbox_; }
@@ -46,9 +55,14 @@ class EngineWorker {
   std::int64_t kv_bytes() const { return pool_.bytes(); }
   void perturb() { model_.perturb(); }  // --debug-perturb-kernel engine
   // The present content of the arena is what the engine serves from now on.
-  void publish() { published_ = arena_.version(); }
+  void publish();
+  // The arena's content is no whole version: no step runs before the next publish().
+  void unpublish() { published_ = kNothing; }
 
  private:
+  static constexpr std::int64_t kNothing = -1;
+  void check_published() const;
+
   Arena& arena_;
   Model model_;
   KvPool pool_;
@@ -57,6 +71,22 @@ class EngineWorker {
   EngineLimits limits_;
   std::int64_t published_ = 0;
   std::unique_ptr<Engine> engine_;
+};
+
+// Another part of an engine: runs the plans that the leader sends, and decides nothing.
+class EngineFollower {
+ public:
+  EngineFollower(const HfFolder& folder, Arena& arena, std::int64_t kv_tokens, Group& group);
+
+  void run(const StepPlan& plan) { runner_.forward(plan); }
+  std::int64_t kv_bytes() const { return pool_.bytes(); }
+  void perturb() { model_.perturb(); }
+  void publish() { model_.rebind(); }
+
+ private:
+  Model model_;
+  KvPool pool_;
+  Runner runner_;
 };
 
 }  // namespace tandem

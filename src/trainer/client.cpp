@@ -1,54 +1,73 @@
 // The trainer's calls; the long one is watched while it runs.
 #include "trainer/client.h"
 
-#include <chrono>
-#include <future>
-#include <memory>
+#include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 #include "base/json.h"
+#include "http/fan.h"
 
 namespace tandem {
+namespace {
 
-Json TrainerClient::answer(const std::string& path, std::string body, Deadline deadline) {
-  return parse_json(client_.call(path, std::move(body), deadline), client_.address().url(path));
+bool same_bits(double a, double b) {
+  return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+}
+
+// The first rank's result with each duration the longest of any rank.
+TrainResult slowest(const std::vector<TrainResult>& results) {
+  TrainResult out = results.front();
+  for (const TrainResult& r : results) {
+    out.forward_backward_seconds =
+        std::max(out.forward_backward_seconds, r.forward_backward_seconds);
+    out.optimizer_seconds = std::max(out.optimizer_seconds, r.optimizer_seconds);
+    out.log_probs_seconds = std::max(out.log_probs_seconds, r.log_probs_seconds);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<http::Call> TrainerClient::calls(const std::string& path, const std::string& body,
+                                             const std::string& content_type) const {
+  std::vector<http::Call> out;
+  for (const http::Address& rank : ranks_)
+    out.push_back({.address = rank, .path = path, .body = body, .content_type = content_type});
+  return out;
+}
+
+Json TrainerClient::answer(const std::string& path, const std::string& body, Deadline deadline) {
+  const auto bodies = http::call_all(fetcher_, calls(path, body, "application/json"), deadline);
+  return parse_json(bodies.front(), ranks_.front().url(path));
 }
 
 TrainResult TrainerClient::train(
     const TrainBatch& batch, std::int64_t total_steps, Deadline deadline,
     const std::function<void(std::int64_t done, std::int64_t total)>& on_progress) {
-  const http::Call call{.address = client_.address(),
-                        .path = "/trainer/train?total_steps=" + std::to_string(total_steps),
-                        .body = encode_batch(batch),
-                        .content_type = "application/octet-stream"};
-  auto promise = std::make_shared<std::promise<http::Result>>();
-  auto answered = promise->get_future();
-  fetcher_.start(call, deadline, [promise](http::Result r) { promise->set_value(std::move(r)); });
-  const std::string progress_source = client_.address().url("/trainer/progress");
-  while (answered.wait_for(std::chrono::milliseconds(200)) != std::future_status::ready) {
-    const http::Result r = client_.try_call("GET", "/trainer/progress", "", "", deadline.within(5));
-    if (!r.ok()) continue;  // the long call's own fault says what is wrong
-    const Json json = parse_json(r.response.body, progress_source);
-    on_progress(require<std::int64_t>(json, "done", progress_source),
-                require<std::int64_t>(json, "total", progress_source));
+  const std::string path = "/trainer/train?total_steps=" + std::to_string(total_steps);
+  const std::string progress_source = leader_.address().url("/trainer/progress");
+  const auto bodies = http::call_all(
+      fetcher_, calls(path, encode_batch(batch), "application/octet-stream"), deadline, [&] {
+        const http::Result r =
+            leader_.try_call("GET", "/trainer/progress", "", "", deadline.within(5));
+        if (!r.ok()) return;  // the long call's own fault says what is wrong
+        const Json json = parse_json(r.response.body, progress_source);
+        on_progress(require<std::int64_t>(json, "done", progress_source),
+                    require<std::int64_t>(json, "total", progress_source));
+      });
+  std::vector<TrainResult> results;
+  for (std::size_t i = 0; i < bodies.size(); ++i) {
+    const std::string url = ranks_[i].url("/trainer/train");
+    results.push_back(train_result_from_json(parse_json(bodies[i], url), url));
+    for (std::size_t s = 0; s < results[i].steps.size(); ++s)
+      TD_CHECK(same_bits(results[i].steps[s].grad_norm, results[0].steps[s].grad_norm),
+               "{}: gradient norm {} at optimizer step {}, {} at {}; the ranks' weights no longer "
+               "agree",
+               url, results[i].steps[s].grad_norm, s, results[0].steps[s].grad_norm,
+               ranks_.front().url(""));
   }
-  const http::Result result = answered.get();
-  TD_CHECK(result.ok(), "{}", http::describe(call, result));
-  const std::string url = client_.address().url("/trainer/train");
-  return train_result_from_json(parse_json(result.response.body, url), url);
-}
-
-UpdateTimes TrainerClient::update_weights(std::int64_t version, Deadline deadline) {
-  const std::string path = "/trainer/update_weights";
-  const Json json = answer(path, Json{{"weight_version", version}}.dump(), deadline);
-  const std::string source = client_.address().url(path);
-  return {.seconds = require<double>(json, "seconds", source),
-          .announce_seconds = require<double>(json, "announce_seconds", source),
-          .move_seconds = require<double>(json, "move_seconds", source),
-          .verify_seconds = require<double>(json, "verify_seconds", source),
-          .swap_seconds = require<double>(json, "swap_seconds", source),
-          .total_bytes = require<std::int64_t>(json, "total_bytes", source),
-          .moved_bytes = require<std::int64_t>(json, "moved_bytes", source)};
+  return slowest(results);
 }
 
 void TrainerClient::save_hf(const std::string& folder, Deadline deadline) {

@@ -2,7 +2,6 @@
 #include "trainer/serve.h"
 
 #include <charconv>
-#include <exception>
 #include <memory>
 #include <string>
 
@@ -16,13 +15,7 @@ namespace {
 // Runs the work on the compute thread; what it throws becomes the answer, not the rank's end.
 void post_answer(const PostWork& post, http::Respond respond, std::function<Json()> work) {
   post([respond, work = std::move(work)] {
-    try {
-      respond({.status = 200, .body = dump_json(work())});
-    } catch (const Error& e) {
-      respond(http::error_response(400, e.what()));
-    } catch (const std::exception& e) {
-      respond(http::error_response(500, e.what()));
-    }
+    http::guarded(respond, [&] { respond({.status = 200, .body = dump_json(work())}); });
   });
 }
 
@@ -38,8 +31,7 @@ std::int64_t total_steps(const std::string& query) {
 
 }  // namespace
 
-void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, Transfer& transfer) {
-  auto last_write = std::make_shared<double>(0.0);  // when the optimizer last wrote; 0: not since
+void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer) {
   server.route("POST", "/trainer/train",
                [=, &trainer](http::Request request, http::Respond respond) {
                  auto body = std::make_shared<std::string>(std::move(request.body));
@@ -47,7 +39,7 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, T
                  post_answer(post, std::move(respond), [=, &trainer] {
                    const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
                    const TrainResult result = trainer.train(batch, steps);
-                   *last_write = monotonic_seconds();
+                   trainer.progress.last_write = monotonic_seconds();
                    return to_json(result);
                  });
                });
@@ -56,24 +48,6 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, T
              .body = dump_json(Json{{"done", trainer.progress.done.load()},
                                     {"total", trainer.progress.total.load()}})});
   });
-  server.route("POST", "/trainer/update_weights",
-               [=, &transfer](http::Request request, http::Respond respond) {
-                 const auto version = require<std::int64_t>(
-                     parse_json(request.body, "request body"), "weight_version", "request body");
-                 post_answer(post, std::move(respond), [=, &transfer] {
-                   const double start = *last_write > 0.0 ? *last_write : monotonic_seconds();
-                   const UpdateReport r = transfer.update(version);
-                   *last_write = 0.0;
-                   return Json{{"weight_version", r.version},
-                               {"seconds", monotonic_seconds() - start},
-                               {"announce_seconds", r.announce_seconds},
-                               {"move_seconds", r.move_seconds},
-                               {"verify_seconds", r.verify_seconds},
-                               {"swap_seconds", r.swap_seconds},
-                               {"total_bytes", r.total_bytes},
-                               {"moved_bytes", r.moved_bytes}};
-                 });
-               });
   server.route("POST", "/trainer/save_hf",
                [=, &trainer](http::Request request, http::Respond respond) {
                  const auto folder = require<std::string>(parse_json(request.body, "request body"),

@@ -7,13 +7,12 @@
 #include "http/server.h"
 #include "trainer/client.h"
 #include "trainer/trainer.h"
-#include "transfer/transfer.h"
 
 namespace tandem {
 
 using PostWork = std::function<void(std::function<void()>)>;
 
-// /trainer/train, /trainer/update_weights, /trainer/save_hf. All must outlive the server.
-void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer, Transfer& transfer);
+// /trainer/train, /trainer/save_hf. All must outlive the server.
+void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer);
 
 }  // namespace tandem

@@ -21,6 +21,7 @@ namespace tandem {
 // How far a train() call is, readable from any thread.
 struct TrainProgress {
   std::atomic<std::int64_t> done{0}, total{0};  // micro-batches of this rank
+  std::atomic<double> last_write{0};            // monotonic seconds of the last optimizer step
 };
 
 class Trainer {

@@ -23,16 +23,18 @@ std::string show(const std::vector<std::int64_t>& shape) {
 
 std::int64_t element_bytes(const ArenaLayout& l) { return l.element == Element::f32 ? 4 : 2; }
 
-// The holder of global row `row` that the rule picks.
+// The holder of global row `row` that the rule picks: the target's own process, else one of the
+// others, another for each entry.
 const Held* holder(const std::vector<Held>& held, std::int64_t row,
-                   const std::vector<TransferSide>& sources, std::int64_t process) {
-  const Held* found = nullptr;
+                   const std::vector<TransferSide>& sources, std::int64_t process,
+                   std::size_t entry) {
+  std::vector<const Held*> found;
   for (const Held& h : held) {
     if (row < h.global_row || row >= h.global_row + h.rows) continue;
     if (sources[h.rank].process == process) return &h;
-    if (!found) found = &h;
+    found.push_back(&h);
   }
-  return found;
+  return found.empty() ? nullptr : found[entry % found.size()];
 }
 
 }  // namespace
@@ -59,7 +61,8 @@ TransferPlan make_transfer_plan(const std::vector<TransferSide>& sources,
       taken.insert(target.hf_name);
       const std::int64_t cols = layout.storages[target.storage].cols;
       for (std::int64_t row = 0; row < target.rows;) {
-        const Held* h = holder(found->second, target.global_row + row, sources, targets[t].process);
+        const Held* h =
+            holder(found->second, target.global_row + row, sources, targets[t].process, e);
         TD_CHECK(h, "{}: engine rank {} needs row {}, no trainer rank holds it", target.hf_name, t,
                  target.global_row + row);
         const ArenaLayout& from = *sources[h->rank].layout;

@@ -4,8 +4,8 @@
 //
 // A box is a range of rows of one Hugging Face tensor: where it lies at its source and where at its
 // target. Which source serves a row that several hold is fixed: the target's own process if it
-// holds it, else the lowest rank. Invariant: every row of every target entry is covered exactly
-// once.
+// holds it, else they take turns by entry, so that every owner sends its share. Invariant: every
+// row of every target entry is covered exactly once.
 #pragma once
 
 #include <cstdint>

@@ -1,42 +1,55 @@
-// The seam of the ways by which new weights reach an engine. An update is a transaction: announce
-// version v → move → verify → swap at a step boundary, with cached KV of older weights dropped →
-// serve v. Before the swap a failure leaves the old version serving.
+// The seam of the ways by which new weights reach the engines, and what each of them is given.
+//
+// An update is a transaction over all ranks (transfer/update.h): announce version v → move → verify
+// → swap at a step boundary, with cached KV of older weights dropped → serve v. A way does the
+// second part only: after move() on every rank each target arena holds the rows that the plan gives
+// it. Both ends of a way stand in one file.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <vector>
 
+#include "comm/group.h"
+#include "comm/store.h"
 #include "model/arena.h"
 #include "transfer/plan.h"
 
 namespace tandem {
 
-// What the transaction does to the engine that receives the weights, on its compute thread.
-struct EngineSide {
-  std::function<std::int64_t()> version;   // that it serves now
-  std::function<bool()> quiet;             // no sample holds KV of the old weights
-  std::function<void(std::int64_t)> swap;  // drop cached KV, serve this version
-};
+// The whole run's plan and this process's part in it. Processes are ranks of the run.
+struct TransferSetup {
+  std::vector<ArenaLayout> source_layouts, target_layouts;
+  std::vector<int> source_process, target_process;  // of each source and target of the plan
+  TransferPlan plan;
+  int process = 0;
+  int num_processes = 1;
+  const Arena* source = nullptr;  // this process's trainer weights; null: it trains nothing
+  Arena* target = nullptr;        // where an update of its engine goes; null: it serves nothing
+  Store* store = nullptr;         // may be null if all boxes stay inside their process
+  GroupOptions group;
+  std::int64_t bucket_bytes = 512 << 20;
+  bool shared_memory = true;  // processes of one host read each other's weights from memory
 
-struct UpdateReport {
-  std::int64_t version = 0;
-  std::int64_t total_bytes = 0, moved_bytes = 0;
-  double announce_seconds = 0, move_seconds = 0, verify_seconds = 0, swap_seconds = 0;
+  bool is_local(const TransferBox& b) const {
+    return source_process[b.source_rank] == target_process[b.target_rank];
+  }
 };
 
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Makes the engine serve `version`, which must be its own plus 1. Error: the engine still runs
-  // samples, or verification fails; nothing was swapped. In place the trainer may have written by
-  // then: the engine refuses to run until an update succeeds.
-  virtual UpdateReport update(std::int64_t version) = 0;
+  // This process's part; all processes call it together. Returns the bytes written into its target.
+  // Error naming peer and tensor; the target then holds rows of both versions.
+  virtual std::int64_t move() = 0;
 };
 
-// Trainer and engine of one process. One arena for both: nothing moves, the optimizer's write was
-// the update. Two arenas: boxes are copied. Both must outlive the transfer.
-std::unique_ptr<Transfer> make_colocate_transfer(const Arena& trainer, Arena& engine,
-                                                 EngineSide engine_side);
+// Copies inside each process, and none where trainer and engine share an arena. The setup outlives
+// every way.
+std::unique_ptr<Transfer> make_colocate_transfer(const TransferSetup& setup);
+// Each owner's weights to all engine processes at once.
+std::unique_ptr<Transfer> make_broadcast_transfer(const TransferSetup& setup);
+// Each engine process gets the bytes that it needs from the process that owns them.
+std::unique_ptr<Transfer> make_p2p_transfer(const TransferSetup& setup);
 
 }  // namespace tandem

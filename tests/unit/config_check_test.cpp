@@ -42,8 +42,19 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
       {[](Config& c) { c.model.hf_checkpoint.clear(); }, {"--hf-checkpoint: not given"}},
       {[](Config& c) { c.data.prompt_data.clear(); }, {"--prompt-data: not given"}},
       {[](Config& c) { c.data.num_rollout.reset(); }, {"--num-rollout", "--num-epoch"}},
-      {[](Config& c) { c.cluster.colocate = false; }, {"--colocate: not given", "add"}},
-      {[](Config& c) { c.cluster.rollout_num_gpus = 2; }, {"--rollout-num-gpus: found 2", "1"}},
+      {[](Config& c) { c.cluster.colocate = false; },
+       {"--rollout-num-gpus: not given", "--colocate"}},
+      {[](Config& c) {
+         c.cluster.rollout_num_gpus = 3;
+         c.cluster.rollout_num_gpus_per_engine = 2;
+       },
+       {"--rollout-num-gpus-per-engine: found 2", "3 engine ranks"}},
+      {[](Config& c) { c.cluster.actor_num_gpus_per_node = 3; },
+       {"--actor-num-gpus-per-node: 3 trainer ranks", "2 or 4"}},
+      {[](Config& c) { c.cluster.actor_num_gpus_per_node = 16; },
+       {"--gradient-leaves: found 8", "16 trainer ranks"}},
+      {[](Config& c) { c.transfer.update_weight_transfer_mode = TransferMode::p2p; },
+       {"--update-weight-transfer-mode: found p2p", "the copy is in place"}},
       {[](Config& c) { c.data.label_key.clear(); }, {"--label-key: not given", "last-number"}},
       {[](Config& c) { c.reward.rm_type.clear(); }, {"--rm-type: not given"}},
       {[](Config& c) { c.rollout.rollout_batch_size.reset(); },

@@ -142,7 +142,7 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
   for (const char* part :
        {"--lr: found 'fast'", "--global-batch-size: found 256", "--rollout-top-p: 0.9",
         "--lora-rank 8: not built yet", "did you mean --rollout-seed?", "--eps-clip: found 2",
-        "--rollout-temperature: found 0", "--colocate: not given", "--num-rollout: neither",
+        "--rollout-temperature: found 0", "--rollout-num-gpus: not given", "--num-rollout: neither",
         "--rollout-max-response-len: not given", "'no/such/model' is not a folder",
         "--prompt-data: 'no/such.jsonl' is not a file", "12 faults"}) {
     EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in:\n" << text;
@@ -173,7 +173,8 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
       {"--use-tis", "--no-use-tis"},
       {"--advantage-estimator gspo", "--advantage-estimator grpo"},
       {"--train-backend megatron", "--train-backend fsdp"},
-      {"--actor-num-gpus-per-node 8", "--actor-num-gpus-per-node 1"},
+      {"--actor-num-nodes 2", "--actor-num-nodes 1"},
+      {"--update-weight-transfer-mode disk", "--update-weight-transfer-mode p2p"},
       {"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 1"},
       {"--mtp-loss-scaling-factor 0.3", "--mtp-loss-scaling-factor 0.20"},
       {"--use-fault-tolerance", "--no-use-fault-tolerance"},

@@ -7,7 +7,6 @@
 #include <map>
 
 #include "base/check.h"
-#include "transfer/transfer.h"
 
 namespace tandem {
 namespace {
@@ -105,39 +104,14 @@ TEST(TransferPlan, NamesWhatDoesNotFit) {
   EXPECT_NE(text().find("shape"), std::string::npos) << text();
 }
 
-struct FakeEngine {
-  std::int64_t version = 3;
-  bool quiet = true;
-  EngineSide side() {
-    return {[this] { return version; }, [this] { return quiet; },
-            [this](std::int64_t v) { version = v; }};
-  }
-};
-
-TEST(ColocateTransfer, SwapsOnlyTheNextVersionOfAQuietEngine) {
-  Arena arena(layouts(1)[0]);
-  FakeEngine engine;
-  const auto transfer = make_colocate_transfer(arena, arena, engine.side());
-  EXPECT_THROW(transfer->update(5), Error);
-  engine.quiet = false;
-  EXPECT_THROW(transfer->update(4), Error);
-  EXPECT_EQ(engine.version, 3);
-  engine.quiet = true;
-  EXPECT_EQ(transfer->update(4).moved_bytes, 0);
-  EXPECT_EQ(engine.version, 4);
-}
-
-TEST(ColocateTransfer, TwoArenasEndEqual) {
-  Arena trainer(layouts(1)[0]), served(layouts(1, Element::bf16)[0]);
-  std::vector<float> flat(static_cast<std::size_t>(trainer.layout().flat_elements)),
-      got(flat.size());
-  for (std::size_t i = 0; i < flat.size(); ++i)
-    flat[i] = static_cast<float>(static_cast<int>(i % 251) - 125) / 8;
-  trainer.write_flat(0, trainer.layout().flat_elements, flat.data());
-  FakeEngine engine;
-  EXPECT_GT(make_colocate_transfer(trainer, served, engine.side())->update(4).moved_bytes, 0);
-  served.read_flat(got.data());
-  EXPECT_EQ(got, flat);
+TEST(TransferPlan, OwnersTakeTurns) {
+  const auto s = layouts(1), t = layouts(1);
+  const std::vector<TransferSide> two{{&s[0], 0, false}, {&s[0], 1, false}};
+  std::int64_t bytes[2] = {0, 0};
+  for (const TransferBox& b : make_transfer_plan(two, {{&t[0], 2, false}}).boxes)
+    bytes[b.source_rank] += b.rows * b.row_elements;
+  EXPECT_GT(bytes[0], 0);
+  EXPECT_GT(bytes[1], 0);
 }
 
 }  // namespace

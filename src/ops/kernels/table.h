@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/kernels/attention.h"
+#include "ops/kernels/checksum.h"
 #include "ops/kernels/gemm.h"
 #include "ops/kernels/kernels.h"
 #include "ops/kernels/optimizer.h"
@@ -45,6 +46,8 @@ constexpr Kernels make_table(const char* name) {
           .log_softmax_gather = &log_softmax_gather,
           .log_softmax_backward = &log_softmax_backward,
           .sample = &sample,
+          .checksum_panels = TD_PICK(checksum_panels),
+          .checksum_flat = TD_PICK(checksum_flat),
           .sum_squares = &sum_squares,
           .add_f32 = &add_f32,
           .copy_f32 = &copy_f32,

@@ -1,0 +1,86 @@
+// Starting ranks and making their clients.
+#include "driver/fleet.h"
+
+#include <random>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "config/json.h"
+
+namespace tandem {
+namespace {
+
+// 128 random bits for the run's control calls.
+std::string random_token() {
+  std::random_device device;
+  std::string token;
+  for (int i = 0; i < 4; ++i) token += fmt::format("{:08x}", device());
+  return token;
+}
+
+std::string rank_input(const Config& config, const RankAssignment& assignment) {
+  OrderedJson input;
+  input["assignment"] = parse_ordered_json(dump_json(to_json(assignment)), "rank assignment");
+  input["config"] = to_json(config);
+  return dump_json_pretty(input);
+}
+
+}  // namespace
+
+Fleet::Fleet(const Config& config, const Placement& placement) : placement_(placement) {
+  const bool alone = placement.ranks.size() == 1;
+  if (!alone)
+    store_.emplace(Store::serve("127.0.0.1", 0, config.cluster.rank_start_timeout_seconds));
+  cluster_ = make_local_cluster(config.logging.run_dir);
+  const std::string token = random_token();
+  const double start = monotonic_seconds();
+  for (const RankRole& role : placement.ranks)
+    cluster_->start({.rank = role.rank,
+                     .argv = {own_executable(), "rank"},
+                     .token = token,
+                     .config = rank_input(config, {.rank = role.rank,
+                                                   .placement = placement,
+                                                   .store_host = alone ? "" : store_->host(),
+                                                   .store_port = alone ? 0 : store_->port()})});
+  const auto handles =
+      cluster_->wait_ready(Deadline::after(config.cluster.rank_start_timeout_seconds));
+  std::vector<http::Address> addresses;
+  for (const RankHandle& handle : handles) {
+    addresses.push_back(handle.address);
+    addresses.back().token = token;
+    TD_LOG(info, "rank {}: process {} on {}, port {}", handle.rank, handle.pid, handle.host,
+           handle.address.port);
+  }
+  std::vector<http::Address> trainers;
+  for (int rank : placement.trainer_ranks())
+    trainers.push_back(addresses.at(static_cast<std::size_t>(rank)));
+  for (const RankRole& role : placement.ranks)
+    if (role.serves() && role.leads_engine())
+      engines_.push_back(std::make_unique<EngineClient>(
+          addresses.at(static_cast<std::size_t>(role.rank)), fetcher_));
+  trainer_.emplace(std::move(trainers), fetcher_);
+  update_.emplace(std::move(addresses), fetcher_);
+  TD_LOG(info, "{} rank{} ready in {}:\n{}", handles.size(), handles.size() == 1 ? "" : "s",
+         human_seconds(monotonic_seconds() - start), placement.describe());
+}
+
+Fleet::~Fleet() { stop(Deadline::after(10)); }
+
+void Fleet::stop(Deadline deadline) { cluster_->stop(deadline); }
+
+std::vector<EngineClient*> Fleet::engines() {
+  std::vector<EngineClient*> out;
+  for (auto& engine : engines_) out.push_back(engine.get());
+  return out;
+}
+
+UpdateTimes Fleet::update_weights(Deadline deadline) {
+  const UpdateTimes times = update_->update(weight_version_ + 1, deadline);
+  ++weight_version_;
+  return times;
+}
+
+}  // namespace tandem

@@ -1,0 +1,28 @@
+// From the placement flags to the map of ranks: a pure function, so that --dry-run prints what a
+// run would start and a test can ask for any shape.
+//
+// Split: ranks 0..T-1 train, the following ones serve. Colocated: engine slots are laid over the
+// trainer's ranks first; slots beyond them get ranks of their own. T = actor_num_nodes ×
+// actor_num_gpus_per_node, engine slots = rollout_num_gpus, an engine = rollout_num_gpus_per_engine
+// consecutive slots.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cluster/placement.h"
+#include "config/config.h"
+
+namespace tandem {
+
+// What the nodes have: "GPUs" of each node (CPU: any number of ranks share a node's cores).
+struct Resources {
+  std::int64_t num_nodes = 1;
+  std::optional<std::int64_t> gpus_per_node;  // empty: no limit
+};
+
+// cluster must be resolved. Throws Error with all that is impossible, have and need in numbers, and
+// what to change.
+Placement make_placement(const ClusterConfig& cluster, const Resources& resources);
+
+}  // namespace tandem

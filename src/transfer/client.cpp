@@ -1,0 +1,91 @@
+// Move on all ranks, compare, swap on all ranks.
+#include "transfer/client.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "http/fan.h"
+
+namespace tandem {
+namespace {
+
+struct End {
+  std::size_t rank = 0;
+  std::string tensor, sum;
+};
+
+std::map<std::int64_t, End> ends(const std::vector<Json>& answers,
+                                 const std::vector<std::string>& sources, const char* key) {
+  std::map<std::int64_t, End> out;
+  for (std::size_t r = 0; r < answers.size(); ++r)
+    for (const Json& box : require<Json>(answers[r], key, sources[r]))
+      out[require<std::int64_t>(box, "box", sources[r])] = {
+          r, require<std::string>(box, "tensor", sources[r]),
+          require<std::string>(box, "sum", sources[r])};
+  return out;
+}
+
+// Every box has the same checksum at both ends; returns their number.
+std::int64_t verify(const std::vector<Json>& answers, const std::vector<std::string>& sources,
+                    std::int64_t version) {
+  const auto sent = ends(answers, sources, "sent"), received = ends(answers, sources, "received");
+  for (const auto& [box, from] : sent) {
+    const auto to = received.find(box);
+    TD_CHECK(to != received.end(), "weight update {}: {}: rank {} sent it, no rank reports it",
+             version, from.tensor, from.rank);
+    TD_CHECK(to->second.sum == from.sum,
+             "weight update {}: {}: checksum {} at trainer rank {}, {} at engine rank {}; the "
+             "engine did not swap",
+             version, from.tensor, from.sum, from.rank, to->second.sum, to->second.rank);
+  }
+  TD_CHECK(sent.size() == received.size(), "weight update {}: {} boxes sent, {} received", version,
+           sent.size(), received.size());
+  return static_cast<std::int64_t>(sent.size());
+}
+
+std::vector<Json> parse_all(const std::vector<std::string>& bodies,
+                            const std::vector<std::string>& sources) {
+  std::vector<Json> out;
+  for (std::size_t i = 0; i < bodies.size(); ++i) out.push_back(parse_json(bodies[i], sources[i]));
+  return out;
+}
+
+}  // namespace
+
+UpdateTimes UpdateClient::update(std::int64_t version, Deadline deadline) {
+  const double start = monotonic_seconds();
+  auto call = [&](const std::string& path) {
+    std::vector<http::Call> calls;
+    for (const auto& address : ranks_)
+      calls.push_back(
+          {.address = address, .path = path, .body = Json{{"weight_version", version}}.dump()});
+    return http::call_all(fetcher_, calls, deadline);
+  };
+  std::vector<std::string> sources;
+  for (const auto& address : ranks_) sources.push_back(address.url("/weights/move"));
+  const auto moved = parse_all(call("/weights/move"), sources);
+  UpdateTimes times;
+  double waited = 0;
+  for (std::size_t r = 0; r < moved.size(); ++r) {
+    auto most = [&](double& into, const char* key) {
+      into = std::max(into, require<double>(moved[r], key, sources[r]));
+    };
+    most(waited, "waited_seconds");
+    most(times.announce_seconds, "announce_seconds");
+    most(times.move_seconds, "move_seconds");
+    most(times.verify_seconds, "verify_seconds");
+    times.total_bytes += require<std::int64_t>(moved[r], "total_bytes", sources[r]);
+    times.moved_bytes += require<std::int64_t>(moved[r], "moved_bytes", sources[r]);
+  }
+  times.num_verified = verify(moved, sources, version);
+  const double swap_start = monotonic_seconds();
+  call("/weights/swap");
+  times.swap_seconds = monotonic_seconds() - swap_start;
+  times.seconds = waited + monotonic_seconds() - start;
+  return times;
+}
+
+}  // namespace tandem

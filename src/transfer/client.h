@@ -1,0 +1,36 @@
+// The driver's side of a weight update: both steps of the transaction over all ranks, and between
+// them the proof that every box arrived as it left. No torch here.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.h"
+#include "http/client.h"
+
+namespace tandem {
+
+// What an update cost; each part is the maximum over ranks.
+struct UpdateTimes {
+  double seconds = 0;  // from the optimizer's last write (else the call) to ready to serve
+  double announce_seconds = 0, move_seconds = 0, verify_seconds = 0, swap_seconds = 0;
+  std::int64_t total_bytes = 0, moved_bytes = 0;  // over all engine ranks
+  std::int64_t num_verified = 0;                  // boxes compared
+};
+
+class UpdateClient {
+ public:
+  // One address a rank, index = rank. The fetcher must outlive the client.
+  UpdateClient(std::vector<http::Address> ranks, http::Fetcher& fetcher)
+      : ranks_(std::move(ranks)), fetcher_(fetcher) {}
+
+  // All engines serve `version` on return. Error naming the rank that failed, or tensor and ranks
+  // of a box that differs; no engine has swapped then.
+  UpdateTimes update(std::int64_t version, Deadline deadline);
+
+ private:
+  std::vector<http::Address> ranks_;
+  http::Fetcher& fetcher_;
+};
+
+}  // namespace tandem

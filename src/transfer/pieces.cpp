@@ -1,0 +1,136 @@
+// Copying, packing and adding up rows of weights.
+#include "transfer/pieces.h"
+
+#include <cassert>
+#include <cstring>
+#include <vector>
+
+#include "ops/place.h"
+
+namespace tandem {
+namespace {
+
+std::int64_t size_of(Element e) { return e == Element::f32 ? 4 : 2; }
+
+std::int64_t panel_bytes(Element e, std::int64_t cols) {
+  return kPanel * (e == Element::f32 ? cols : round_up(cols, 2)) * size_of(e);
+}
+
+// Whether storage rows [begin, begin + rows) are whole panels of a storage of `storage_rows` rows.
+bool whole_panels(std::int64_t begin, std::int64_t rows, std::int64_t storage_rows) {
+  return begin % kPanel == 0 && (rows % kPanel == 0 || begin + rows == storage_rows);
+}
+
+const std::byte* row_data(const RowsView& v, std::int64_t row) {
+  const std::int64_t at = v.first_row + row;
+  return v.layout == Layout::panels ? v.data + at / kPanel * panel_bytes(v.element, v.cols)
+                                    : v.data + at * v.cols * size_of(v.element);
+}
+
+std::int64_t rows_bytes(const RowsView& v, std::int64_t rows) {
+  return v.layout == Layout::panels ? (rows + kPanel - 1) / kPanel * panel_bytes(v.element, v.cols)
+                                    : rows * v.cols * size_of(v.element);
+}
+
+void read_f32(const RowsView& v, std::int64_t row, std::int64_t rows, float* out) {
+  const std::int64_t count = rows * v.cols;
+  if (v.layout == Layout::panels) {
+    kernels().read_panels(v.element, v.data, v.cols, v.first_row + row, rows, out);
+  } else if (v.element == Element::f32) {
+    read_memory(v.place, out, row_data(v, row), count * 4);
+  } else {
+    std::vector<bf16> narrow(static_cast<std::size_t>(count));
+    read_memory(v.place, narrow.data(), row_data(v, row), count * 2);
+    kernels().to_f32(narrow.data(), out, count);
+  }
+}
+
+// Whether the rows travel as they lie in the storage.
+bool travels_raw(const ArenaLayout& layout, const Piece& p) {
+  const ArenaEntry& e = layout.entries[p.entry];
+  const ArenaStorage& s = layout.storages[e.storage];
+  return s.layout == Layout::row_major || whole_panels(e.row_begin + p.row, p.rows, s.rows);
+}
+
+}  // namespace
+
+RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int64_t entry) {
+  const ArenaEntry& e = layout.entries[entry];
+  const ArenaStorage& s = layout.storages[e.storage];
+  return {.data = static_cast<const std::byte*>(arena_data) + s.offset_bytes,
+          .layout = s.layout,
+          .element = layout.element,
+          .place = layout.place,
+          .cols = s.cols,
+          .first_row = e.row_begin,
+          .storage_rows = s.rows};
+}
+
+void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
+               std::int64_t target_entry, std::int64_t target_row) {
+  const ArenaLayout& layout = target.layout();
+  RowsView to = view_entry(layout, target.memory().data(), target_entry);
+  assert(to.cols == from.cols);
+  const bool same_form = from.layout == to.layout && from.element == to.element &&
+                         (from.layout == Layout::row_major ||
+                          (whole_panels(from.first_row + row, rows, from.storage_rows) &&
+                           whole_panels(to.first_row + target_row, rows, to.storage_rows)));
+  if (same_form && from.place == Place::cpu) {
+    write_memory(layout.place, const_cast<std::byte*>(row_data(to, target_row)),
+                 row_data(from, row), rows_bytes(from, rows));
+    return;
+  }
+  std::vector<float> values(static_cast<std::size_t>(rows * from.cols));
+  read_f32(from, row, rows, values.data());
+  target.write_rows(layout.entries[target_entry], target_row, rows, values.data());
+}
+
+std::int64_t piece_bytes(const ArenaLayout& layout, const Piece& p) {
+  const ArenaStorage& s = layout.storages[layout.entries[p.entry].storage];
+  return travels_raw(layout, p) ? rows_bytes(view_entry(layout, nullptr, p.entry), p.rows)
+                                : p.rows * s.cols * 4;
+}
+
+void pack_piece(const Arena& source, const Piece& p, std::byte* out) {
+  const ArenaLayout& layout = source.layout();
+  const RowsView view = view_entry(layout, source.memory().data(), p.entry);
+  if (travels_raw(layout, p))
+    read_memory(view.place, out, row_data(view, p.row), rows_bytes(view, p.rows));
+  else
+    read_f32(view, p.row, p.rows, reinterpret_cast<float*>(out));
+}
+
+RowsView view_piece(const ArenaLayout& layout, const Piece& p, const std::byte* packed) {
+  RowsView view = view_entry(layout, nullptr, p.entry);
+  const bool raw = travels_raw(layout, p);
+  if (!raw) {
+    view.layout = Layout::row_major;
+    view.element = Element::f32;
+  }
+  view.place = Place::cpu;
+  view.data = packed;
+  view.first_row = -p.row;
+  view.storage_rows = p.rows;
+  return view;
+}
+
+RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, std::int64_t rows) {
+  const ArenaLayout& layout = arena.layout();
+  const ArenaEntry& e = layout.entries[entry];
+  const RowsView view = view_entry(layout, arena.memory().data(), entry);
+  const std::int64_t first = (e.global_row + row) * view.cols;
+  std::uint64_t sums[2] = {0, 0};
+  if (view.layout == Layout::panels) {
+    kernels().checksum_panels(view.element, view.data, view.cols, view.first_row + row, rows, first,
+                              sums);
+  } else if (view.place == Place::cpu) {
+    kernels().checksum_flat(view.element, row_data(view, row), rows * view.cols, first, sums);
+  } else {
+    std::vector<std::byte> host(static_cast<std::size_t>(rows_bytes(view, rows)));
+    read_memory(view.place, host.data(), row_data(view, row), rows_bytes(view, rows));
+    kernels().checksum_flat(view.element, host.data(), rows * view.cols, first, sums);
+  }
+  return {sums[0], sums[1]};
+}
+
+}  // namespace tandem

@@ -1,0 +1,52 @@
+// Rows of a weight on their way: how they lie in an arena, in a peer's mapped arena or in a
+// message, and how they get into a target arena. Where source and target keep the same form and the
+// rows start and end at panel borders the bytes are copied as they are; otherwise they go through
+// row-major f32, which holds every bf16 exactly.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "model/arena.h"
+#include "transfer/plan.h"
+
+namespace tandem {
+
+// Rows that can be read: row r of the entry is row first_row + r of a storage at `data`, which lies
+// in host memory unless place says otherwise.
+struct RowsView {
+  const std::byte* data = nullptr;
+  Layout layout = Layout::row_major;
+  Element element = Element::f32;
+  Place place = Place::cpu;
+  std::int64_t cols = 0;
+  std::int64_t first_row = 0;
+  std::int64_t storage_rows = 0;  // rows past the last one of a storage are padding
+};
+
+// An entry in an arena whose memory starts at `arena_data` (its own, or a mapping of a peer's).
+RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int64_t entry);
+
+// Rows [row, row + rows) of the view into rows [target_row, …) of a target's entry.
+void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
+               std::int64_t target_entry, std::int64_t target_row);
+
+// A message's part: rows of one source entry, as panels when they start and end at panel borders,
+// else (matrices) as row-major f32.
+struct Piece {
+  std::int64_t entry = 0, row = 0, rows = 0;
+};
+std::int64_t piece_bytes(const ArenaLayout& layout, const Piece& piece);
+void pack_piece(const Arena& source, const Piece& piece, std::byte* out);
+// The packed piece as rows; row numbers are those of the entry.
+RowsView view_piece(const ArenaLayout& layout, const Piece& piece, const std::byte* packed);
+
+// The additive checksum (ops/kernels/checksum.h) of rows of an entry; equal for equal values
+// whatever the layout.
+struct RowsSum {
+  std::uint64_t a = 0, b = 0;
+  bool operator==(const RowsSum&) const = default;
+};
+RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, std::int64_t rows);
+
+}  // namespace tandem

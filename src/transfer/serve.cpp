@@ -1,0 +1,65 @@
+// The two routes. Checksums cross as hexadecimal text: JSON numbers do not hold 64 bits.
+#include "transfer/serve.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/json.h"
+
+namespace tandem {
+namespace {
+
+Json sums_json(const std::vector<BoxSum>& sums) {
+  Json out = Json::array();
+  for (const BoxSum& s : sums)
+    out.push_back({{"box", s.box},
+                   {"tensor", s.tensor},
+                   {"sum", fmt::format("{:016x}{:016x}", s.sum.a, s.sum.b)}});
+  return out;
+}
+
+std::int64_t version_of(const http::Request& request) {
+  return require<std::int64_t>(parse_json(request.body, "request body"), "weight_version",
+                               "request body");
+}
+
+void answer(const http::Respond& respond, const std::function<Json()>& work) {
+  http::guarded(respond, [&] { respond({.status = 200, .body = dump_json(work())}); });
+}
+
+}  // namespace
+
+void add_weight_routes(http::Server& server, std::function<void(std::function<void()>)> post,
+                       WeightUpdate& update, std::function<double()> last_write) {
+  server.route("POST", "/weights/move",
+               [post, &update, last_write](http::Request request, http::Respond respond) {
+                 const std::int64_t version = version_of(request);
+                 post([=, &update] {
+                   answer(respond, [&] {
+                     const double start = monotonic_seconds(), written = last_write();
+                     const MoveReport r = update.move(version);
+                     return Json{{"weight_version", r.version},
+                                 {"waited_seconds", written > 0 ? start - written : 0.0},
+                                 {"announce_seconds", r.announce_seconds},
+                                 {"move_seconds", r.move_seconds},
+                                 {"verify_seconds", r.verify_seconds},
+                                 {"total_bytes", r.total_bytes},
+                                 {"moved_bytes", r.moved_bytes},
+                                 {"sent", sums_json(r.sent)},
+                                 {"received", sums_json(r.received)}};
+                   });
+                 });
+               });
+  server.route(
+      "POST", "/weights/swap", [post, &update](http::Request request, http::Respond respond) {
+        const std::int64_t version = version_of(request);
+        post([=, &update] {
+          answer(respond, [&] {
+            const double start = monotonic_seconds();
+            update.swap(version);
+            return Json{{"weight_version", version}, {"swap_seconds", monotonic_seconds() - start}};
+          });
+        });
+      });
+}
+
+}  // namespace tandem

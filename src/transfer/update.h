@@ -1,0 +1,67 @@
+// The weight update as a transaction. Each rank holds a WeightUpdate, its part: move(v) checks that
+// v follows what it serves and that its engine holds no KV in use, moves the rows and adds up the
+// checksums of what it sent and received; swap(v) makes the engine serve them. The driver
+// (transfer/client.h) calls move on all ranks together, compares both ends of every box, and only
+// then calls swap on all.
+//
+// What happens on a failure before the swap: with two engine arenas (--update-weight-double-buffer)
+// nothing was overwritten and the old version goes on serving; with one the engine refuses to run
+// until an update succeeds. Trainer weights are never touched.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transfer/pieces.h"
+#include "transfer/transfer.h"
+
+namespace tandem {
+
+// What the transaction does to the engine of its process, on the compute thread.
+struct EngineSide {
+  std::function<std::int64_t()> version;   // that it serves now
+  std::function<bool()> quiet;             // no sample holds KV of the old weights
+  std::function<void()> overwrite;         // the weights that it serves are about to be written
+  std::function<void(std::int64_t)> swap;  // drop cached KV, serve this version
+};
+
+// The checksum of one box at one end.
+struct BoxSum {
+  std::int64_t box = 0;  // index into the plan
+  std::string tensor;
+  RowsSum sum;
+};
+
+struct MoveReport {
+  std::int64_t version = 0;
+  std::int64_t total_bytes = 0;  // of weights that this process's engine holds
+  std::int64_t moved_bytes = 0;  // that were written for it
+  double announce_seconds = 0, move_seconds = 0, verify_seconds = 0;
+  std::vector<BoxSum> sent, received;
+};
+
+class WeightUpdate {
+ public:
+  // `setup` must outlive it; engine: empty on a rank that serves nothing.
+  WeightUpdate(const TransferSetup& setup, std::unique_ptr<Transfer> transfer,
+               std::optional<EngineSide> engine);
+
+  // Error if `version` is not the served one plus 1 or the engine still runs samples: nothing has
+  // moved then.
+  MoveReport move(std::int64_t version);
+  // Error unless move(version) was the last call.
+  void swap(std::int64_t version);
+
+ private:
+  const TransferSetup& setup_;
+  std::unique_ptr<Transfer> transfer_;
+  std::optional<EngineSide> engine_;
+  std::int64_t staged_ = -1;       // version that was moved and not swapped
+  std::int64_t target_bytes_ = 0;  // of this process's engine weights
+};
+
+}  // namespace tandem

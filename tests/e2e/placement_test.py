@@ -1,0 +1,98 @@
+"""Where trainer and engine live does not change a run: one rank, two colocated, split ranks, engines
+of two ranks, each way of moving weights, in memory and over sockets: the same numbers bit for bit."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
+MODEL = ROOT / "models/SmolLM2-135M-Instruct"
+SPLIT = ["--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"]
+PLACEMENTS = {
+    "colocated-2": ["--colocate", "--actor-num-gpus-per-node", "2"],
+    "colocated-2-tp2": ["--colocate", "--actor-num-gpus-per-node", "2",
+                        "--rollout-num-gpus-per-engine", "2"],
+    "colocated-1-surplus": ["--colocate", "--rollout-num-gpus", "2"],
+    "colocated-double": ["--colocate", "--update-weight-double-buffer"],
+    "split-1-1": SPLIT,
+    "split-p2p-sockets": SPLIT + ["--update-weight-transfer-mode", "p2p",
+                                  "--no-update-weight-shared-memory",
+                                  "--update-weight-buffer-size", "65536"],
+    "split-broadcast-sockets": SPLIT + ["--no-update-weight-shared-memory"],
+    "split-2-tp2-p2p": ["--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2",
+                        "--rollout-num-gpus-per-engine", "2",
+                        "--update-weight-transfer-mode", "p2p", "--update-weight-double-buffer"],
+    "split-2-2-broadcast": ["--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2",
+                            "--no-update-weight-shared-memory"],
+}
+CLOCK = ("perf/", "time")
+
+
+class Placement(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-placement-"))
+        cls.model = cls.folder / "tiny"
+        subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", cls.model, "--tokenizer",
+                        MODEL, "--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads",
+                        "2", "--intermediate-size", "80"], check=True)
+        cls.wanted = cls.rows(cls, "one", ["--colocate"])
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def rows(self, name, flags, code=0):
+        run = self.folder / name
+        done = subprocess.run(
+            [str(x) for x in [BUILD / "tandem", "train", "--hf-checkpoint", self.model,
+             "--prompt-data", ROOT / "examples/addition/train.jsonl", "--input-key", "prompt",
+             "--label-key", "label", "--apply-chat-template", "--rm-type", "last-number",
+             "--num-rollout", "3", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
+             "--rollout-max-response-len", "8", "--rollout-shuffle", "--lr", "1e-3",
+             "--threads-per-rank", "1", "--run-dir", run, *flags]],
+            capture_output=True, text=True, timeout=300, cwd=ROOT)
+        if done.returncode != code:
+            raise AssertionError(f"{name}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        if code:
+            return done.stdout + done.stderr
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)}
+                for line in lines]
+
+    def test_no_placement_changes_a_bit(self):
+        for row in self.wanted:
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+        for name, flags in PLACEMENTS.items():
+            with self.subTest(name):
+                self.assertEqual(self.rows(name, flags), self.wanted)
+
+    def test_the_cost_of_an_update_stands_in_the_row(self):
+        self.rows("cost", SPLIT)
+        for line in (self.folder / "cost/metrics.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            self.assertGreater(row["perf/update_weights_bytes"], 0)
+            for part in ("announce", "move", "verify", "swap"):
+                self.assertGreaterEqual(row[f"perf/update_weights_{part}_time"], 0)
+
+    def test_impossible_placements_are_refused_before_anything_starts(self):
+        for flags, part in [
+                ([], "--rollout-num-gpus: not given"),
+                (["--colocate", "--update-weight-transfer-mode", "p2p"], "the copy is in place"),
+                (SPLIT + ["--update-weight-transfer-mode", "disk"], "broadcast or p2p"),
+                (["--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"],
+                 "cannot be cut into engines of 2"),
+                (SPLIT + ["--num-gpus-per-node", "1"], "2 ranks wanted")]:
+            with self.subTest(part):
+                text = self.rows("refused", flags, code=2 if "2 ranks" not in part else 1)
+                self.assertIn(part, text)
+                self.assertFalse((self.folder / "refused/metrics.jsonl").exists())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -63,6 +63,12 @@ class Group {
     int from = 0;
   };
   void exchange(std::span<const Send> sends, std::span<const Receive> receives);
+  // The same in two halves, so that work can be done in between; exchanges finish in the order in
+  // which they started, and their memory is the group's until then.
+  struct Pending;
+  std::shared_ptr<Pending> start_exchange(std::span<const Send> sends,
+                                          std::span<const Receive> receives);
+  void finish_exchange(const std::shared_ptr<Pending>& pending);
   // In place; every rank gets the same bits. The order of additions is the backend's: where it must
   // not depend on the number of ranks, gather and add in order instead.
   void all_reduce_sum(std::span<float> values);
@@ -90,6 +96,7 @@ class Group {
   double timeout_seconds_;
   std::shared_ptr<c10d::Backend> backend_;  // null in a group of one
   std::string failure_;                     // the error that ended the group
+  std::vector<int> sent_, received_;        // exchanged parts by peer: their tags
 };
 
 }  // namespace tandem

@@ -47,11 +47,11 @@ class BroadcastTransfer final : public Transfer {
     }
   }
 
-  std::int64_t move() override {
-    std::int64_t bytes = copies_.copy();
+  std::int64_t move(std::span<RowsSum> sums) override {
+    std::int64_t bytes = copies_.copy(sums);
     // All processes walk the streams in one order; a process that is not in one skips it.
     for (Stream& stream : streams_)
-      for (const auto& bucket : stream.buckets) bytes += send(stream, bucket);
+      for (const auto& bucket : stream.buckets) bytes += send(stream, bucket, sums);
     return bytes;
   }
 
@@ -66,7 +66,7 @@ class BroadcastTransfer final : public Transfer {
       const std::int64_t bytes = piece_bytes(layout, piece);
       if (buckets.empty() || room < bytes) {
         buckets.emplace_back();
-        room = setup_.bucket_bytes;
+        room = std::min<std::int64_t>(setup_.bucket_bytes, 32 << 20);
       }
       buckets.back().push_back(piece);
       room -= bytes;
@@ -74,27 +74,32 @@ class BroadcastTransfer final : public Transfer {
     return buckets;
   }
 
-  std::int64_t send(Stream& stream, const std::vector<Piece>& bucket) {
+  std::int64_t send(Stream& stream, const std::vector<Piece>& bucket, std::span<RowsSum> sums) {
     const ArenaLayout& layout = setup_.source_layouts[stream.source];
     std::int64_t size = 0;
     for (const Piece& p : bucket) size += piece_bytes(layout, p);
-    buffer_.resize(static_cast<std::size_t>(size));
+    if (buffer_.size() < static_cast<std::size_t>(size))
+      buffer_.resize(static_cast<std::size_t>(size));
+    const std::span<std::byte> bytes(buffer_.data(), static_cast<std::size_t>(size));
     const bool owner = setup_.source_process[stream.source] == setup_.process;
     if (owner) {
-      std::byte* out = buffer_.data();
+      std::byte* out = bytes.data();
       for (const Piece& p : bucket) {
         pack_piece(*setup_.source, p, out);
         out += piece_bytes(layout, p);
       }
     }
-    stream.group.broadcast(buffer_, stream.root);
+    stream.group.broadcast(bytes, stream.root);
     if (owner) return 0;
-    const std::byte* in = buffer_.data();
+    const std::byte* in = bytes.data();
     for (const Piece& p : bucket) {
       if (const auto found = wanted_.find({stream.source, p.entry}); found != wanted_.end())
-        for (const TransferBox* b : found->second)
+        for (const TransferBox* b : found->second) {
           copy_rows(view_piece(layout, p, in), b->source_row, b->rows, *setup_.target,
                     b->target_entry, b->target_row);
+          sums[static_cast<std::size_t>(b - setup_.plan.boxes.data())] +=
+              checksum_rows(*setup_.target, b->target_entry, b->target_row, b->rows);
+        }
       in += piece_bytes(layout, p);
     }
     return size;

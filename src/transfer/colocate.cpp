@@ -9,7 +9,7 @@ namespace {
 class ColocateTransfer final : public Transfer {
  public:
   explicit ColocateTransfer(const TransferSetup& setup) : copies_(setup) {}
-  std::int64_t move() override { return copies_.copy(); }
+  std::int64_t move(std::span<RowsSum> sums) override { return copies_.copy(sums); }
 
  private:
   LocalCopies copies_;

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -104,9 +105,9 @@ bool LocalCopies::takes(const TransferBox& box) const {
   return source == target || shares_[source * setup_.num_processes + target];
 }
 
-std::int64_t LocalCopies::copy() {
-  // Pieces of at most this many bytes, so that all threads have work to the end.
-  constexpr std::int64_t kShare = 1 << 20;
+std::int64_t LocalCopies::copy(std::span<RowsSum> sums) {
+  // Bytes of a share: small enough to be added up from the cache that its copy left it in.
+  constexpr std::int64_t kShare = 1 << 17;
   struct Share {
     const TransferBox* box;
     std::int64_t row, rows;
@@ -123,6 +124,7 @@ std::int64_t LocalCopies::copy() {
     bytes += b->rows * row_bytes;
   }
   std::atomic<std::size_t> next{0};
+  std::mutex mutex;
   at::parallel_for(0, at::get_num_threads(), 1, [&](std::int64_t, std::int64_t) {
     for (std::size_t i = next++; i < shares.size(); i = next++) {
       const TransferBox& b = *shares[i].box;
@@ -132,6 +134,10 @@ std::int64_t LocalCopies::copy() {
       copy_rows(view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry),
                 b.source_row + shares[i].row, shares[i].rows, *setup_.target, b.target_entry,
                 b.target_row + shares[i].row);
+      const RowsSum sum = checksum_rows(*setup_.target, b.target_entry,
+                                        b.target_row + shares[i].row, shares[i].rows);
+      const std::lock_guard lock(mutex);
+      sums[static_cast<std::size_t>(shares[i].box - setup_.plan.boxes.data())] += sum;
     }
   });
   return bytes;

@@ -37,8 +37,8 @@ class LocalCopies {
   explicit LocalCopies(const TransferSetup& setup);
   // Whether a box is copied by its target rather than sent.
   bool takes(const TransferBox& box) const;
-  // Returns the bytes copied.
-  std::int64_t copy();
+  // Returns the bytes copied; adds their checksums to sums[box] (Transfer::move).
+  std::int64_t copy(std::span<RowsSum> sums);
 
  private:
   const TransferSetup& setup_;

@@ -66,18 +66,33 @@ RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int6
           .storage_rows = s.rows};
 }
 
+std::span<const std::byte> stretch(const RowsView& v, std::int64_t row, std::int64_t rows) {
+  if (v.place != Place::cpu ||
+      (v.layout == Layout::panels && !whole_panels(v.first_row + row, rows, v.storage_rows)))
+    return {};
+  return {row_data(v, row), static_cast<std::size_t>(rows_bytes(v, rows))};
+}
+
+bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int64_t source_row,
+                  const ArenaLayout& target, std::int64_t target_entry, std::int64_t target_row,
+                  std::int64_t rows) {
+  const RowsView from = view_entry(source, nullptr, source_entry);
+  const RowsView to = view_entry(target, nullptr, target_entry);
+  return from.layout == to.layout && from.element == to.element &&
+         !stretch(from, source_row, rows).empty() && !stretch(to, target_row, rows).empty();
+}
+
 void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
                std::int64_t target_entry, std::int64_t target_row) {
   const ArenaLayout& layout = target.layout();
-  RowsView to = view_entry(layout, target.memory().data(), target_entry);
+  const RowsView to = view_entry(layout, target.memory().data(), target_entry);
   assert(to.cols == from.cols);
-  const bool same_form = from.layout == to.layout && from.element == to.element &&
-                         (from.layout == Layout::row_major ||
-                          (whole_panels(from.first_row + row, rows, from.storage_rows) &&
-                           whole_panels(to.first_row + target_row, rows, to.storage_rows)));
-  if (same_form && from.place == Place::cpu) {
-    write_memory(layout.place, const_cast<std::byte*>(row_data(to, target_row)),
-                 row_data(from, row), rows_bytes(from, rows));
+  const auto bytes = stretch(from, row, rows);
+  const bool fits = to.layout == Layout::row_major ||
+                    whole_panels(to.first_row + target_row, rows, to.storage_rows);
+  if (!bytes.empty() && fits && from.layout == to.layout && from.element == to.element) {
+    write_memory(layout.place, const_cast<std::byte*>(row_data(to, target_row)), bytes.data(),
+                 static_cast<std::int64_t>(bytes.size()));
     return;
   }
   std::vector<float> values(static_cast<std::size_t>(rows * from.cols));
@@ -119,7 +134,7 @@ RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, 
   const ArenaEntry& e = layout.entries[entry];
   const RowsView view = view_entry(layout, arena.memory().data(), entry);
   const std::int64_t first = (e.global_row + row) * view.cols;
-  std::uint64_t sums[2] = {0, 0};
+  std::uint32_t sums[2] = {0, 0};
   if (view.layout == Layout::panels) {
     kernels().checksum_panels(view.element, view.data, view.cols, view.first_row + row, rows, first,
                               sums);

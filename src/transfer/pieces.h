@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "model/arena.h"
 #include "transfer/plan.h"
@@ -27,6 +28,15 @@ struct RowsView {
 // An entry in an arena whose memory starts at `arena_data` (its own, or a mapping of a peer's).
 RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int64_t entry);
 
+// The bytes of rows [row, row + rows) where they lie in one stretch of host memory that holds
+// nothing else; else an empty span.
+std::span<const std::byte> stretch(const RowsView& view, std::int64_t row, std::int64_t rows);
+// Whether rows of a source entry lie in a stretch in both layouts, in the same form: then they can
+// go from memory to memory as they are.
+bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int64_t source_row,
+                  const ArenaLayout& target, std::int64_t target_entry, std::int64_t target_row,
+                  std::int64_t rows);
+
 // Rows [row, row + rows) of the view into rows [target_row, …) of a target's entry.
 void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
                std::int64_t target_entry, std::int64_t target_row);
@@ -44,7 +54,12 @@ RowsView view_piece(const ArenaLayout& layout, const Piece& piece, const std::by
 // The additive checksum (ops/kernels/checksum.h) of rows of an entry; equal for equal values
 // whatever the layout.
 struct RowsSum {
-  std::uint64_t a = 0, b = 0;
+  std::uint32_t a = 0, b = 0;
+  RowsSum& operator+=(const RowsSum& o) {
+    a += o.a;
+    b += o.b;
+    return *this;
+  }
   bool operator==(const RowsSum&) const = default;
 };
 RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, std::int64_t rows);

@@ -1,4 +1,4 @@
-// The two routes. Checksums cross as hexadecimal text: JSON numbers do not hold 64 bits.
+// The two routes. Checksums cross as hexadecimal text: they are compared, never computed with.
 #include "transfer/serve.h"
 
 #include "base/check.h"
@@ -13,7 +13,7 @@ Json sums_json(const std::vector<BoxSum>& sums) {
   for (const BoxSum& s : sums)
     out.push_back({{"box", s.box},
                    {"tensor", s.tensor},
-                   {"sum", fmt::format("{:016x}{:016x}", s.sum.a, s.sum.b)}});
+                   {"sum", fmt::format("{:08x}{:08x}", s.sum.a, s.sum.b)}});
   return out;
 }
 

@@ -8,11 +8,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/group.h"
 #include "comm/store.h"
 #include "model/arena.h"
+#include "transfer/pieces.h"
 #include "transfer/plan.h"
 
 namespace tandem {
@@ -40,8 +42,10 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   // This process's part; all processes call it together. Returns the bytes written into its target.
-  // Error naming peer and tensor; the target then holds rows of both versions.
-  virtual std::int64_t move() = 0;
+  // Adds to sums[box], read back from the target right after the write, while it is in cache, the
+  // checksum of each box that it wrote. Error naming the peer; the target then holds rows of both
+  // versions.
+  virtual std::int64_t move(std::span<RowsSum> sums) = 0;
 };
 
 // Copies inside each process, and none where trainer and engine share an arena. The setup outlives

@@ -15,6 +15,10 @@ WeightUpdate::WeightUpdate(const TransferSetup& setup, std::unique_ptr<Transfer>
                        (setup.target_layouts[b.target_rank].element == Element::f32 ? 4 : 2);
 }
 
+const std::string& WeightUpdate::tensor_of(const TransferBox& b) const {
+  return setup_.source_layouts[b.source_rank].entries[b.source_entry].hf_name;
+}
+
 MoveReport WeightUpdate::move(std::int64_t version) {
   MoveReport report;
   report.version = version;
@@ -36,22 +40,22 @@ MoveReport WeightUpdate::move(std::int64_t version) {
   }
   if (engine_ && engine_->overwrite) engine_->overwrite();
   report.announce_seconds = lap();
-  report.moved_bytes = transfer_->move();
+  // What is sent is added up before it is: the others copy it meanwhile.
+  for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
+    const TransferBox& b = setup_.plan.boxes[i];
+    if (!b.in_place && setup_.source_process[b.source_rank] == setup_.process)
+      report.sent.push_back({static_cast<std::int64_t>(i), tensor_of(b),
+                             checksum_rows(*setup_.source, b.source_entry, b.source_row, b.rows)});
+  }
+  report.verify_seconds = lap();
+  std::vector<RowsSum> sums(setup_.plan.boxes.size());
+  report.moved_bytes = transfer_->move(sums);
   report.move_seconds = lap();
   for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
     const TransferBox& b = setup_.plan.boxes[i];
-    if (b.in_place) continue;
-    const ArenaLayout& from = setup_.source_layouts[b.source_rank];
-    const std::string& tensor = from.entries[b.source_entry].hf_name;
-    const auto index = static_cast<std::int64_t>(i);
-    if (setup_.source_process[b.source_rank] == setup_.process)
-      report.sent.push_back(
-          {index, tensor, checksum_rows(*setup_.source, b.source_entry, b.source_row, b.rows)});
-    if (setup_.target_process[b.target_rank] == setup_.process)
-      report.received.push_back(
-          {index, tensor, checksum_rows(*setup_.target, b.target_entry, b.target_row, b.rows)});
+    if (!b.in_place && setup_.target_process[b.target_rank] == setup_.process)
+      report.received.push_back({static_cast<std::int64_t>(i), tensor_of(b), sums[i]});
   }
-  report.verify_seconds = lap();
   staged_ = version;
   return report;
 }

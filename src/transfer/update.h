@@ -40,6 +40,8 @@ struct MoveReport {
   std::int64_t version = 0;
   std::int64_t total_bytes = 0;  // of weights that this process's engine holds
   std::int64_t moved_bytes = 0;  // that were written for it
+  // move: its target's checksums included; verify: those of what it sends, which others' moves
+  // overlap
   double announce_seconds = 0, move_seconds = 0, verify_seconds = 0;
   std::vector<BoxSum> sent, received;
 };
@@ -57,6 +59,8 @@ class WeightUpdate {
   void swap(std::int64_t version);
 
  private:
+  const std::string& tensor_of(const TransferBox& box) const;
+
   const TransferSetup& setup_;
   std::unique_ptr<Transfer> transfer_;
   std::optional<EngineSide> engine_;

@@ -158,9 +158,9 @@ struct Kernels {
   // Adds the checksum (checksum.h) of rows of panels, or of row-major elements, to sums[2]; the first
   // element has index first_index in its whole tensor.
   void (*checksum_panels)(Element, const void* w, std::int64_t k, std::int64_t row_begin,
-                          std::int64_t rows, std::int64_t first_index, std::uint64_t* sums);
+                          std::int64_t rows, std::int64_t first_index, std::uint32_t* sums);
   void (*checksum_flat)(Element, const void* x, std::int64_t count, std::int64_t first_index,
-                        std::uint64_t* sums);
+                        std::uint32_t* sums);
 
   // Sum of squares in double over chunks of 65,536 elements: sums[ceil(count/65536)], the host's.
   void (*sum_squares)(const float* x, std::int64_t count, double* sums);

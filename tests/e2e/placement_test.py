@@ -2,11 +2,14 @@
 of two ranks, each way of moving weights, in memory and over sockets: the same numbers bit for bit."""
 
 import json
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,27 +44,29 @@ class Placement(unittest.TestCase):
         subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", cls.model, "--tokenizer",
                         MODEL, "--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads",
                         "2", "--intermediate-size", "80"], check=True)
-        cls.wanted = cls.rows(cls, "one", ["--colocate"])
+        cls.wanted = cls.rows("one", ["--colocate"])
 
     @classmethod
     def tearDownClass(cls):
         shutil.rmtree(cls.folder)
 
-    def rows(self, name, flags, code=0):
-        run = self.folder / name
-        done = subprocess.run(
-            [str(x) for x in [BUILD / "tandem", "train", "--hf-checkpoint", self.model,
-             "--prompt-data", ROOT / "examples/addition/train.jsonl", "--input-key", "prompt",
-             "--label-key", "label", "--apply-chat-template", "--rm-type", "last-number",
-             "--num-rollout", "3", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
-             "--rollout-max-response-len", "8", "--rollout-shuffle", "--lr", "1e-3",
-             "--threads-per-rank", "1", "--run-dir", run, *flags]],
-            capture_output=True, text=True, timeout=300, cwd=ROOT)
+    @classmethod
+    def command(cls, name, flags, rollouts=3):
+        return [BUILD / "tandem", "train", "--hf-checkpoint", cls.model,
+                "--prompt-data", ROOT / "examples/addition/train.jsonl", "--input-key", "prompt",
+                "--label-key", "label", "--apply-chat-template", "--rm-type", "last-number",
+                "--num-rollout", rollouts, "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
+                "--rollout-max-response-len", "8", "--rollout-shuffle", "--lr", "1e-3",
+                "--threads-per-rank", "1", "--run-dir", cls.folder / name, *flags]
+
+    @classmethod
+    def rows(cls, name, flags, code=0):
+        done = subprocess.run([str(x) for x in cls.command(name, flags)], capture_output=True, text=True, timeout=300, cwd=ROOT)
         if done.returncode != code:
             raise AssertionError(f"{name}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         if code:
             return done.stdout + done.stderr
-        lines = (run / "metrics.jsonl").read_text().splitlines()
+        lines = (cls.folder / name / "metrics.jsonl").read_text().splitlines()
         return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)}
                 for line in lines]
 
@@ -79,6 +84,42 @@ class Placement(unittest.TestCase):
             self.assertGreater(row["perf/update_weights_bytes"], 0)
             for part in ("announce", "move", "verify", "swap"):
                 self.assertGreaterEqual(row[f"perf/update_weights_{part}_time"], 0)
+
+    def children_of(self, parent):
+        found = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if int(stat[1]) == parent and len(words) > 1 and words[1] == b"rank":
+                found[int(entry.name)] = words
+        return sorted(found)  # ranks are started in order
+
+    def test_a_killed_engine_part_ends_the_run_with_the_cause(self):
+        for name, flags, victim in [
+                ("kill-engine", SPLIT, 1),
+                ("kill-follower", ["--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2"], 2)]:
+            with self.subTest(name), open(self.folder / f"{name}.out", "w") as log:
+                driver = subprocess.Popen(
+                    [str(x) for x in self.command(name, flags, rollouts=2000)], stdout=log, stderr=log,
+                    cwd=ROOT, start_new_session=True)
+                metrics = self.folder / name / "metrics.jsonl"
+                deadline = time.monotonic() + 120
+                while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+                    self.assertIsNone(driver.poll())
+                    time.sleep(0.1)
+                ranks = self.children_of(driver.pid)
+                os.kill(ranks[victim], signal.SIGKILL)
+                self.assertEqual(driver.wait(timeout=60), 1)
+                text = (self.folder / f"{name}.out").read_text()
+                self.assertIn(f"rank {victim} ", text)
+                self.assertIn("killed by signal 9", text)
+                for pid in ranks:
+                    self.assertFalse(os.path.exists(f"/proc/{pid}"))
 
     def test_impossible_placements_are_refused_before_anything_starts(self):
         for flags, part in [

@@ -91,6 +91,95 @@ MODELS = {
         "tie_word_embeddings": True, "torch_dtype": "float32", "hidden_act": "silu",
         "bos_token_id": 1, "eos_token_id": 2,
     },
+    # Every layer sees 24 tokens; heads of 10.
+    "mistral": {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 83,
+        "hidden_size": 30, "intermediate_size": 42, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "sliding_window": 24, "tie_word_embeddings": False, "torch_dtype": "float32",
+        "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+    },
+    # The window of the first Phi-3, no long rope.
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 79,
+        "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512,
+        "original_max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": None, "sliding_window": 33, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": 2,
+    },
+    # Long rope: the longest sequence takes the long factors, the others the short ones.
+    "phi3_longrope": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 73,
+        "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 512,
+        "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
+                         "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 8.0]},
+        "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "float32",
+        "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 2,
+    },
+    # The second and the fourth layer are not turned.
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "vocab_size": 71,
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6, "no_rope_layers": [1, 0, 1, 0], "no_rope_layer_interval": 2,
+        "layer_types": ["full_attention"] * 4, "sliding_window": None,
+        "use_sliding_window": False, "attention_bias": False, "mlp_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0},
+        "tie_word_embeddings": True, "dtype": "float32", "hidden_act": "silu",
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+    },
+    "olmo2": {
+        "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "vocab_size": 67,
+        "hidden_size": 36, "intermediate_size": 46, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "rope_scaling": None,
+        "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "float32",
+        "hidden_act": "silu", "eos_token_id": 2, "pad_token_id": 1,
+    },
+    "glm4": {
+        "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "vocab_size": 61,
+        "hidden_size": 32, "intermediate_size": 42, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "hidden_act": "silu", "eos_token_id": [2, 3],
+        "pad_token_id": 2,
+    },
+    # Older style: two local layers for a global one, which alone has the scaled rope.
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 64,
+        "hidden_size": 30, "intermediate_size": 38, "num_hidden_layers": 4,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 14,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "sliding_window": 20,
+        "sliding_window_pattern": 3, "rope_theta": 100000.0, "rope_local_base_freq": 5000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "query_pre_attn_scalar": 20,
+        "attention_bias": False, "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "torch_dtype": "float32",
+        "hidden_activation": "gelu_pytorch_tanh", "bos_token_id": 2, "eos_token_id": [1, 3],
+        "pad_token_id": 0,
+    },
+    # The same family as transformers 5 writes it; a head of its own.
+    "gemma3_untied": {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 59,
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "sliding_window": 31,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+        "query_pre_attn_scalar": 8, "attention_bias": False, "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "use_bidirectional_attention": False,
+        "tie_word_embeddings": False, "dtype": "float32",
+        "hidden_activation": "gelu_pytorch_tanh", "bos_token_id": 2, "eos_token_id": 1,
+        "pad_token_id": 0,
+    },
 }
 SEQUENCE_LENGTHS = [2, 7, 33, 150]
 
@@ -165,14 +254,16 @@ def random_weights(config, generator):
         for name, p in transformers.AutoModelForCausalLM.from_config(config).named_parameters()
     }
     weights = {}
+    # Gemma's norms multiply by 1 + weight, and its embeddings come out scaled up.
+    gemma = config.model_type == "gemma3_text"
     for name, shape in shapes.items():
         values = generator.standard_normal(shape)
         if name.endswith("norm.weight"):
-            values = 1.0 + 0.2 * values
+            values = (0.0 if gemma else 1.0) + 0.2 * values
         elif name.endswith(".bias"):
             values = 0.3 * values
         elif name == "model.embed_tokens.weight":
-            values = 0.7 * values
+            values = (0.12 if gemma else 0.7) * values
         else:
             values = values * 1.3 / numpy.sqrt(shape[-1])
         weights[name] = values.astype(numpy.float32)

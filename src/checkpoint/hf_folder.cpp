@@ -22,8 +22,10 @@ constexpr std::size_t kMaxFaultsShown = 60;
 // The books of open(): what the model should have, what the files hold, and all that does not
 // agree.
 struct Accounts {
-  explicit Accounts(std::string folder_path, const ModelConfig& config)
-      : folder(std::move(folder_path)), expected(expected_tensors(config)) {
+  explicit Accounts(std::string folder_path, const ModelConfig& model_config)
+      : folder(std::move(folder_path)),
+        expected(expected_tensors(model_config)),
+        config(model_config) {
     for (const ExpectedTensor& tensor : expected) by_name[tensor.name] = &tensor;
   }
 
@@ -35,7 +37,9 @@ struct Accounts {
   std::map<std::string, HfTensor, std::less<>> tensors;  // sound and expected
   std::set<std::string, std::less<>> in_files;           // every name met
   std::set<std::string, std::less<>> excused;            // names that a fault covers already
-  std::size_t num_buffers = 0;                           // recomputable buffers met
+  const ModelConfig& config;
+  std::size_t num_buffers = 0;  // recomputable buffers met
+  std::size_t num_extra = 0;    // tensors of the family's extra layers met
   std::vector<std::string> faults;
   std::vector<std::string> notices;
 
@@ -124,6 +128,10 @@ bool account_for_entry(Accounts& accounts, const std::string& file, const Safete
   const auto wanted = accounts.by_name.find(entry.name);
   if (wanted == accounts.by_name.end() && is_recomputable_buffer(entry.name)) {
     ++accounts.num_buffers;
+    return false;
+  }
+  if (is_extra_layer(accounts.config, entry.name)) {
+    ++accounts.num_extra;
     return false;
   }
   if (!accounts.index.empty()) {
@@ -296,6 +304,12 @@ HfFolder HfFolder::open(const std::string& folder, ModelConfig config) {
     accounts.notices.push_back(
         fmt::format("{}: {} rotary buffers ignored, they are computed from config.json", folder,
                     accounts.num_buffers));
+  }
+  if (accounts.num_extra > 0) {
+    accounts.notices.push_back(
+        fmt::format("{}: {} tensors of the layers after layer {} ignored, num_nextn_predict_layers "
+                    "names them and this program does not use them; a saved folder lacks them",
+                    folder, accounts.num_extra, self.config_.num_layers - 1));
   }
   for (const std::string& notice : accounts.notices) TD_LOG(info, "{}", notice);
   for (const ExpectedTensor& tensor : accounts.expected) {

@@ -21,7 +21,7 @@
 
 #include "base/file.h"
 #include "base/safetensors.h"
-#include "model/hf_config.h"
+#include "model/parameters.h"
 
 namespace tandem {
 

@@ -49,6 +49,7 @@ int command_generate(const std::vector<std::string>& words) {
   EngineWorker worker(
       weights.folder, weights.arena, config.engine,
       kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {});
+  worker.set_longest_sequence(static_cast<std::int64_t>(longest) + config.max_new_tokens);
   std::vector<GenerateResult> results(prompts.size());
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     GenerateRequest request{.rid = std::to_string(i),

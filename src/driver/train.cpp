@@ -93,8 +93,8 @@ void TrainLoop::load_data() {
 // Room for max_running_requests samples of the longest prompt and answer, unless given. Every
 // prompt must fit the model, and one sample the cache: said now, not at the step that draws it.
 void TrainLoop::size_kv_cache() {
-  const std::int64_t context =
-      read_model_config(config_.model.hf_checkpoint).max_position_embeddings;
+  const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
+  const std::int64_t context = model.max_position_embeddings;
   std::size_t prompt = 0;
   for (const Prompt& p : prompts_) prompt = std::max(prompt, p.ids.size());
   for (const EvaluationSet& set : evaluation_)
@@ -109,6 +109,13 @@ void TrainLoop::size_kv_cache() {
   const std::int64_t longest = std::min(
       {longest_prompt + answer, context,
        std::max(longest_prompt, config_.rollout.rollout_max_context_len.value_or(context))});
+  if (model.has_longrope() && !config_.rollout.rollout_max_context_len) {
+    config_.rollout.rollout_max_context_len = longest;
+    TD_LOG(info,
+           "rollout_max_context_len = {} (prompt {} + answer {}): long rope turns all sequences of "
+           "a run by the factors that suit its longest",
+           longest, prompt, answer);
+  }
   if (const auto& kv = config_.engine.kv_cache_tokens) {
     TD_CHECK(*kv >= longest, "--kv-cache-tokens: found {}, one sample may need {}", *kv, longest);
     return;

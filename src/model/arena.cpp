@@ -1,10 +1,11 @@
-// Building the table (layer by layer, in the order of the forward pass) and moving rows in and out.
+// Building the table from the list of weights, and moving rows in and out.
 #include "model/arena.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "base/check.h"
+#include "model/parameters.h"
 #include "ops/kernels/kernels.h"
 
 namespace tandem {
@@ -14,7 +15,7 @@ constexpr std::int64_t kAlignment = 4096;
 
 std::int64_t element_bytes(Element e) { return e == Element::f32 ? 4 : 2; }
 
-// Collects storages in the order of the forward pass.
+// Places storages one after the other, each page-aligned.
 class LayoutBuilder {
  public:
   LayoutBuilder(Element element, std::int64_t tp_rank, std::int64_t tp_size, Place place)
@@ -23,61 +24,19 @@ class LayoutBuilder {
     layout_.place = place;
   }
 
-  struct Part {
-    std::string hf_name;
-    std::int64_t rows;  // of the Hugging Face tensor; 1 for vectors
-  };
-
-  // A matrix of parts one under the other, each cut by rows over the ranks.
-  void matrix(std::string name, std::int64_t cols, const std::vector<Part>& parts) {
-    begin(std::move(name), true, cols);
-    for (const Part& p : parts) cut(p, {p.rows, cols});
-    end();
-  }
-  // Vectors that lie one after the other, cut like the rows of the matrix they belong to.
-  void bias(std::string name, const std::vector<Part>& parts) {
-    begin(std::move(name), false, 1);
-    for (const Part& p : parts) cut(p, {p.rows});
-    end();
-  }
-  // A vector that every rank holds whole.
-  void vector(std::string name, std::string hf_name, std::int64_t n) {
-    begin(std::move(name), false, n);
-    place(std::move(hf_name), {n}, 1, 0);
-    end();
-  }
-  ArenaLayout take() { return std::move(layout_); }
-
- private:
-  void begin(std::string name, bool matrix, std::int64_t cols) {
+  void add(const ModelWeight& weight) {
+    const bool matrix = weight.kind == WeightKind::matrix;
     const bool panels = matrix && layout_.place == Place::cpu;
-    storage_ = {.name = std::move(name),
+    storage_ = {.name = weight.name,
                 .matrix = matrix,
                 .layout = panels ? Layout::panels : Layout::row_major,
                 .rows = 0,
-                .cols = cols,
+                .cols = weight.cols,
                 .offset_bytes = layout_.bytes,
                 .bytes = 0,
                 .flat_begin = layout_.flat_elements};
-  }
-  void cut(const Part& p, std::vector<std::int64_t> shape) {
-    TD_CHECK(p.rows % tp_size_ == 0, "{}: {} rows cannot be cut over {} tensor-parallel ranks",
-             p.hf_name, p.rows, tp_size_);
-    const std::int64_t rows = p.rows / tp_size_;
-    place(p.hf_name, std::move(shape), rows, tp_rank_ * rows);
-  }
-  void place(std::string hf_name, std::vector<std::int64_t> shape, std::int64_t rows,
-             std::int64_t global_row) {
-    layout_.entries.push_back({.hf_name = std::move(hf_name),
-                               .hf_shape = std::move(shape),
-                               .storage = static_cast<std::int64_t>(layout_.storages.size()),
-                               .row_begin = storage_.rows,
-                               .rows = rows,
-                               .global_row = global_row,
-                               .flat_begin = storage_.flat_begin + storage_.rows * storage_.cols});
-    storage_.rows += rows;
-  }
-  void end() {
+    const std::size_t first_entry = layout_.entries.size();
+    for (const WeightPart& part : weight.parts) place(weight, part, first_entry);
     const std::int64_t size = element_bytes(layout_.element);
     if (storage_.layout == Layout::panels) {
       const std::int64_t k =
@@ -90,40 +49,38 @@ class LayoutBuilder {
     layout_.flat_elements += storage_.rows * storage_.cols;
     layout_.storages.push_back(std::move(storage_));
   }
+  ArenaLayout take() { return std::move(layout_); }
+
+ private:
+  // This rank's rows of a part. Parts of one Hugging Face tensor that still follow each other there
+  // and here (always on one rank) are one entry.
+  void place(const ModelWeight& weight, const WeightPart& part, std::size_t first_entry) {
+    const bool whole = weight.kind == WeightKind::vector;
+    TD_CHECK(whole || part.rows % tp_size_ == 0,
+             "{}: {} rows cannot be cut over {} tensor-parallel ranks", part.hf_name, part.rows,
+             tp_size_);
+    const std::int64_t rows = whole ? 1 : part.rows / tp_size_;
+    const std::int64_t global_row = whole ? 0 : part.hf_row + tp_rank_ * rows;
+    auto& entries = layout_.entries;
+    if (entries.size() > first_entry && entries.back().hf_name == part.hf_name &&
+        entries.back().global_row + entries.back().rows == global_row) {
+      entries.back().rows += rows;
+    } else {
+      entries.push_back({.hf_name = part.hf_name,
+                         .hf_shape = hf_shape(weight, part),
+                         .storage = static_cast<std::int64_t>(layout_.storages.size()),
+                         .row_begin = storage_.rows,
+                         .rows = rows,
+                         .global_row = global_row,
+                         .flat_begin = storage_.flat_begin + storage_.rows * storage_.cols});
+    }
+    storage_.rows += rows;
+  }
 
   std::int64_t tp_rank_, tp_size_;
   ArenaLayout layout_;
   ArenaStorage storage_;
 };
-
-void add_layer(LayoutBuilder& b, const ModelConfig& c, std::int64_t layer) {
-  const std::string hf = fmt::format("model.layers.{}.", layer),
-                    own = fmt::format("layers.{}.", layer);
-  b.vector(own + "input_norm", hf + "input_layernorm.weight", c.hidden_size);
-  b.matrix(own + "qkv", c.hidden_size,
-           {{hf + "self_attn.q_proj.weight", c.q_rows()},
-            {hf + "self_attn.k_proj.weight", c.kv_rows()},
-            {hf + "self_attn.v_proj.weight", c.kv_rows()}});
-  if (c.qkv_bias)
-    b.bias(own + "qkv_bias", {{hf + "self_attn.q_proj.bias", c.q_rows()},
-                              {hf + "self_attn.k_proj.bias", c.kv_rows()},
-                              {hf + "self_attn.v_proj.bias", c.kv_rows()}});
-  if (c.qk_norm) {
-    b.vector(own + "q_norm", hf + "self_attn.q_norm.weight", c.head_dim);
-    b.vector(own + "k_norm", hf + "self_attn.k_norm.weight", c.head_dim);
-  }
-  b.matrix(own + "o", c.q_rows(), {{hf + "self_attn.o_proj.weight", c.hidden_size}});
-  if (c.o_bias) b.bias(own + "o_bias", {{hf + "self_attn.o_proj.bias", c.hidden_size}});
-  b.vector(own + "post_norm", hf + "post_attention_layernorm.weight", c.hidden_size);
-  b.matrix(own + "gate_up", c.hidden_size,
-           {{hf + "mlp.gate_proj.weight", c.intermediate_size},
-            {hf + "mlp.up_proj.weight", c.intermediate_size}});
-  if (c.mlp_bias)
-    b.bias(own + "gate_up_bias", {{hf + "mlp.gate_proj.bias", c.intermediate_size},
-                                  {hf + "mlp.up_proj.bias", c.intermediate_size}});
-  b.matrix(own + "down", c.intermediate_size, {{hf + "mlp.down_proj.weight", c.hidden_size}});
-  if (c.mlp_bias) b.bias(own + "down_bias", {{hf + "mlp.down_proj.bias", c.hidden_size}});
-}
 
 }  // namespace
 
@@ -135,12 +92,9 @@ ArenaLayout make_arena_layout(const ModelConfig& c, Element element, std::int64_
            "num_attention_heads {} and num_key_value_heads {} cannot be cut over {} "
            "tensor-parallel ranks",
            c.num_heads, c.num_kv_heads, tp_size);
-  LayoutBuilder b(element, tp_rank, tp_size, place);
-  b.matrix("embed", c.hidden_size, {{"model.embed_tokens.weight", c.vocab_size}});
-  for (std::int64_t l = 0; l < c.num_layers; ++l) add_layer(b, c, l);
-  b.vector("norm", "model.norm.weight", c.hidden_size);
-  if (!c.tie_word_embeddings) b.matrix("head", c.hidden_size, {{"lm_head.weight", c.vocab_size}});
-  return b.take();
+  LayoutBuilder builder(element, tp_rank, tp_size, place);
+  for (const ModelWeight& weight : model_weights(c)) builder.add(weight);
+  return builder.take();
 }
 
 Arena::Arena(ArenaLayout layout, bool shared)

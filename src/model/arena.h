@@ -2,13 +2,15 @@
 // layout, and the table that says where each Hugging Face tensor lies in it.
 //
 // A *storage* is what one kernel call reads: a matrix (q, k and v fused; gate and up fused), on the
-// CPU in panels, on a GPU row-major, or a row-major vector. An *entry* is a Hugging Face tensor: a
-// range of rows of one storage. The flat parameter vector (gradients, master weights, moments)
-// holds the storages' logical rows in table order, row-major and without padding, so an entry and a
-// fused storage are both contiguous there. Tied heads have no entry of their own.
+// CPU in panels, on a GPU row-major, or a row-major vector. An *entry* is a Hugging Face tensor, or
+// consecutive rows of one: a range of rows of one storage. The flat parameter vector (gradients,
+// master weights, moments) holds the storages' logical rows in table order, row-major and without
+// padding, so an entry and a fused storage are both contiguous there. Tied heads have no entry of
+// their own.
 //
 // With tensor parallelism every matrix is cut by output rows (the sum over inputs is never cut), so
-// a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor.
+// a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor; a tensor that
+// the files hold fused (qkv_proj) then has an entry for each of its parts.
 #pragma once
 
 #include <cstddef>

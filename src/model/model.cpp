@@ -16,8 +16,31 @@ AttentionShape shape_of(const ModelConfig& c, std::int64_t tp_size) {
   return {.num_heads = c.num_heads / tp_size,
           .num_kv_heads = c.num_kv_heads / tp_size,
           .head_dim = c.head_dim,
-          .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+          .scale = 1.0f / std::sqrt(static_cast<float>(
+                              c.query_pre_attn_scalar.value_or(static_cast<double>(c.head_dim)))),
           .window = 0};
+}
+
+RopeTable rope_table(const RopeConfig& rope, const ModelConfig& config,
+                     std::int64_t longest_sequence, at::Device device) {
+  const std::int64_t positions = config.max_position_embeddings;
+  const auto freq = inv_freq(rope, config.head_dim, longest_sequence);
+  const auto half = static_cast<std::int64_t>(freq.size());
+  const auto f32 = at::dtype(at::kFloat);
+  RopeTable table{.cos = at::empty({positions, half}, f32),
+                  .sin = at::empty({positions, half}, f32),
+                  .interleaved = rope.interleaved};
+  auto *cos = table.cos.data_ptr<float>(), *sin = table.sin.data_ptr<float>();
+  const auto factor = static_cast<float>(rope.attention_factor);
+  for (std::int64_t p = 0; p < positions; ++p)
+    for (std::int64_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(p) * freq[i];
+      cos[p * half + i] = std::cos(angle) * factor;
+      sin[p * half + i] = std::sin(angle) * factor;
+    }
+  table.cos = table.cos.to(device);
+  table.sin = table.sin.to(device);
+  return table;
 }
 
 }  // namespace
@@ -39,44 +62,50 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
   set_grads(grads);
   for (std::int64_t l = 0; l < config.num_layers; ++l) {
     const std::string p = fmt::format("layers.{}.", l);
-    Layer layer{.input_norm = view(p + "input_norm"),
+    Layer layer{.before_attention = find_view(p + "before_attention_norm"),
                 .qkv = view(p + "qkv"),
-                .qkv_bias = config.qkv_bias ? view(p + "qkv_bias") : nullptr,
-                .q_norm = config.qk_norm ? view(p + "q_norm") : nullptr,
-                .k_norm = config.qk_norm ? view(p + "k_norm") : nullptr,
+                .qkv_bias = find_view(p + "qkv_bias"),
+                .q_norm = find_view(p + "q_norm"),
+                .k_norm = find_view(p + "k_norm"),
                 .o = view(p + "o"),
-                .o_bias = config.o_bias ? view(p + "o_bias") : nullptr,
-                .post_norm = view(p + "post_norm"),
+                .o_bias = find_view(p + "o_bias"),
+                .after_attention = find_view(p + "after_attention_norm"),
+                .before_mlp = find_view(p + "before_mlp_norm"),
                 .gate_up = view(p + "gate_up"),
-                .gate_up_bias = config.mlp_bias ? view(p + "gate_up_bias") : nullptr,
+                .gate_up_bias = find_view(p + "gate_up_bias"),
                 .down = view(p + "down"),
-                .down_bias = config.mlp_bias ? view(p + "down_bias") : nullptr,
+                .down_bias = find_view(p + "down_bias"),
+                .after_mlp = find_view(p + "after_mlp_norm"),
+                .rope = config.layers[l].rope,
                 .kv = {},
                 .shape = shape_};
-    layer.shape.window = config.sliding_windows[l];
+    layer.shape.window = config.layers[l].window;
     layers_.push_back(layer);
   }
   embed_ = view("embed");
   norm_ = view("norm");
   head_ = config.tie_word_embeddings ? embed_ : view("head");
+  // Hugging Face keeps this factor in the weights' type.
+  embedding_scale_ =
+      at::scalar_tensor(config.embedding_scale, at::dtype(scalar_type(element()))).item<double>();
+  set_longest_sequence(config.max_position_embeddings);
+}
 
-  const auto freq = inv_freq(config.rope, config.head_dim);
-  const auto half = static_cast<std::int64_t>(freq.size());
-  cos_ = at::empty({config.max_position_embeddings, half}, at::dtype(at::kFloat));
-  sin_ = at::empty_like(cos_);
-  const auto factor = static_cast<float>(config.rope.attention_factor);
-  for (std::int64_t p = 0; p < config.max_position_embeddings; ++p)
-    for (std::int64_t i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(p) * freq[i];
-      cos_.data_ptr<float>()[p * half + i] = std::cos(angle) * factor;
-      sin_.data_ptr<float>()[p * half + i] = std::sin(angle) * factor;
-    }
-  cos_ = cos_.to(device_of(place()));
-  sin_ = sin_.to(device_of(place()));
+void Model::set_longest_sequence(std::int64_t tokens) {
+  if (!ropes_.empty() && !config_.has_longrope()) return;
+  ropes_.clear();
+  for (const RopeConfig& rope : config_.ropes)
+    ropes_.push_back(rope_table(rope, config_, tokens, device_of(place())));
 }
 
 const WeightView* Model::view(const std::string& name) {
   return views_[arena_.storage_index(name)].get();
+}
+
+const WeightView* Model::find_view(const std::string& name) {
+  for (const auto& v : views_)
+    if (name == v->name) return v.get();
+  return nullptr;
 }
 
 void Model::rebind() {
@@ -134,28 +163,35 @@ at::Tensor Model::embed(std::span<const TokenId> tokens) {
   return x.to(scalar_type(element()));
 }
 
-// RMS norm of every query and key head over head_dim.
-at::Tensor Model::norm_heads(const Layer& l, const at::Tensor& qkv) {
+at::Tensor Model::norm(const at::Tensor& x, const WeightView* weight) {
+  if (!weight) return x;
+  return rms_norm(x, *weight, static_cast<float>(config_.rms_norm_eps),
+                  static_cast<float>(config_.norm_offset));
+}
+
+// Norms of queries and keys, head by head or over the projections of all ranks.
+at::Tensor Model::norm_queries_and_keys(const Layer& l, const at::Tensor& qkv) {
   if (!l.q_norm) return qkv;
-  const auto eps = static_cast<float>(config_.rms_norm_eps);
   const std::int64_t rows = qkv.size(0), dim = shape_.head_dim;
   const std::int64_t q = shape_.num_heads * dim, kv = shape_.num_kv_heads * dim;
-  auto part = [&](std::int64_t begin, std::int64_t width, const WeightView& w) {
-    const auto heads = qkv.narrow(1, begin, width).reshape({-1, dim}).contiguous();
-    return rms_norm(heads, w, eps).reshape({rows, width});
+  const auto part = [&](std::int64_t begin, std::int64_t width, const WeightView* w) {
+    const auto mine = qkv.narrow(1, begin, width);
+    if (config_.qk_norm == QkNorm::head)
+      return norm(mine.reshape({-1, dim}).contiguous(), w).reshape({rows, width});
+    const auto all = norm(gather_columns(mine.contiguous()), w);
+    return group_ ? all.narrow(1, group_->rank() * width, width) : all;
   };
-  return at::cat({part(0, q, *l.q_norm), part(q, kv, *l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
+  return at::cat({part(0, q, l.q_norm), part(q, kv, l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
 }
 
 at::Tensor Model::run_layer(Layer& l, const at::Tensor& x, const at::Tensor& positions) {
-  const auto eps = static_cast<float>(config_.rms_norm_eps);
-  auto h = rms_norm(x, *l.input_norm, eps);
-  auto qkv = rotary(norm_heads(l, linear(h, *l.qkv, l.qkv_bias)), shape_, positions, cos_, sin_);
-  auto mixed = gather_columns(attention(qkv, l.shape, l.kv));
-  auto y = x + gather_columns(linear(mixed, *l.o, l.o_bias));
-  h = rms_norm(y, *l.post_norm, eps);
-  auto act = gather_columns(silu_mul(linear(h, *l.gate_up, l.gate_up_bias)));
-  return y + gather_columns(linear(act, *l.down, l.down_bias));
+  auto qkv = norm_queries_and_keys(l, linear(norm(x, l.before_attention), *l.qkv, l.qkv_bias));
+  if (l.rope != kNoRope) qkv = rotary(qkv, l.shape, positions, ropes_[l.rope]);
+  const auto mixed = gather_columns(attention(qkv, l.shape, l.kv));
+  const auto y = x + norm(gather_columns(linear(mixed, *l.o, l.o_bias)), l.after_attention);
+  const auto gates = linear(norm(y, l.before_mlp), *l.gate_up, l.gate_up_bias);
+  const auto act = gather_columns(gate_mul(gates, config_.activation));
+  return y + norm(gather_columns(linear(act, *l.down, l.down_bias)), l.after_mlp);
 }
 
 at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
@@ -169,7 +205,9 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
          .num_writes = static_cast<std::int64_t>(context.writes.size()),
          .rows = static_cast<std::int64_t>(tokens.size())}));
   auto x = embed(tokens);
-  const auto at_positions = ids_tensor("position", positions, cos_.size(0), place());
+  if (config_.embedding_scale != 1.0) x = x * embedding_scale_;
+  const auto at_positions =
+      ids_tensor("position", positions, config_.max_position_embeddings, place());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     layers_[i].kv = {.k_blocks = context.pool->k_blocks(index),
@@ -179,7 +217,8 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
                      .plan = context.plan.get()};
     x = run_layer(layers_[i], x, at_positions);
   }
-  return rms_norm(x, *norm_, static_cast<float>(config_.rms_norm_eps), norm_offset_);
+  return rms_norm(x, *norm_, static_cast<float>(config_.rms_norm_eps),
+                  static_cast<float>(config_.norm_offset) + perturbation_);
 }
 
 at::Tensor Model::logits(const at::Tensor& hidden, std::span<const std::int64_t> rows) {

@@ -40,26 +40,34 @@ class Model {
   // f32 logits [rows.size(), vocab] of the given rows of `hidden`.
   at::Tensor logits(const at::Tensor& hidden, std::span<const std::int64_t> rows);
   const WeightView& head() const { return *head_; }
+  // The longest sequence that this model will be asked for, at first max_position_embeddings. It
+  // decides between long rope's short and long factors, for all sequences alike, and nothing else;
+  // so trainer and engine must be told the same number. Not between a forward and its backward.
+  void set_longest_sequence(std::int64_t tokens);
   // Directs all gradients to a flat buffer of flat_elements; its old content is replaced by the
   // first gradient that is written. Null: no gradients.
   void set_grads(float* grads);
   // After the arena's memory was swapped: reads the weights' addresses anew.
   void rebind();
   // Makes the last norm wrong by 2^-20, so that tests see what a difference of kernels looks like.
-  void perturb() { norm_offset_ = 0x1p-20f; }
+  void perturb() { perturbation_ = 0x1p-20f; }
   // Zeroes what no backward has written since set_grads.
   void finish_grads();
 
  private:
   struct Layer {
-    const WeightView *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm,
-        *gate_up, *gate_up_bias, *down, *down_bias;
+    // Null where the config has none.
+    const WeightView *before_attention, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias,
+        *after_attention, *before_mlp, *gate_up, *gate_up_bias, *down, *down_bias, *after_mlp;
+    std::int64_t rope;  // index into ropes_, or kNoRope
     LayerKv kv;
     AttentionShape shape;  // with this layer's window
   };
-  const WeightView* view(const std::string& name);
+  const WeightView* view(const std::string& name);       // Error if there is none
+  const WeightView* find_view(const std::string& name);  // null if there is none
   at::Tensor embed(std::span<const TokenId> tokens);
-  at::Tensor norm_heads(const Layer& layer, const at::Tensor& qkv);
+  at::Tensor norm(const at::Tensor& x, const WeightView* weight);
+  at::Tensor norm_queries_and_keys(const Layer& layer, const at::Tensor& qkv);
   at::Tensor gather_columns(const at::Tensor& local);
   at::Tensor run_layer(Layer& layer, const at::Tensor& x, const at::Tensor& positions);
 
@@ -70,8 +78,9 @@ class Model {
   std::vector<std::unique_ptr<WeightView>> views_;  // one per storage, at stable addresses
   std::vector<Layer> layers_;
   const WeightView *embed_ = nullptr, *norm_ = nullptr, *head_ = nullptr;
-  float norm_offset_ = 0.0f;
-  at::Tensor cos_, sin_;  // f32 [max_position, head_dim / 2]
+  float perturbation_ = 0.0f;
+  double embedding_scale_ = 1.0;
+  std::vector<RopeTable> ropes_;
 };
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Frequencies of the default, linear, llama3 and yarn rotary embeddings.
+// Frequencies of the default, linear, llama3, yarn and longrope rotary embeddings.
 #include "model/rope_config.h"
 
 #include <algorithm>
@@ -60,15 +60,26 @@ double yarn_attention_factor(double factor, double mscale) {
   return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
 }
 
-std::vector<float> inv_freq(const RopeConfig& rope, std::int64_t head_dim) {
-  std::vector<float> freqs(static_cast<std::size_t>(head_dim / 2));
+double longrope_attention_factor(double factor, std::int64_t original_max_positions) {
+  if (factor <= 1.0) return 1.0;
+  return std::sqrt(1.0 + std::log(factor) / std::log(static_cast<double>(original_max_positions)));
+}
+
+std::vector<float> inv_freq(const RopeConfig& rope, std::int64_t head_dim,
+                            std::int64_t longest_sequence) {
+  const std::int64_t dim = rope.rotary_dim > 0 ? rope.rotary_dim : head_dim;
+  const auto& divisors =
+      longest_sequence > rope.original_max_positions ? rope.long_factors : rope.short_factors;
+  std::vector<float> freqs(static_cast<std::size_t>(dim / 2));
   for (std::size_t i = 0; i < freqs.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    const float power = static_cast<float>(std::pow(rope.theta, static_cast<double>(exponent)));
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(dim);
+    float power = static_cast<float>(std::pow(rope.theta, static_cast<double>(exponent)));
+    if (rope.type == RopeType::longrope) power = static_cast<float>(divisors[i]) * power;
     freqs[i] = 1.0f / power;
   }
   switch (rope.type) {
     case RopeType::standard:
+    case RopeType::longrope:
       break;
     case RopeType::linear:
       for (float& freq : freqs) freq /= static_cast<float>(rope.factor);

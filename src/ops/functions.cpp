@@ -161,26 +161,31 @@ struct RmsNorm : Function<RmsNorm> {
 
 struct Rotary : Function<Rotary> {
   static void rotate(const at::Tensor& x, const AttentionShape& s, const at::Tensor& positions,
-                     const at::Tensor& cos, const at::Tensor& sin, int direction) {
+                     const RopeTable& table, int direction) {
     kernels_of(x).rotary(element_of(x), x.data_ptr(), s.qkv_width(), s.num_heads + s.num_kv_heads,
-                         s.head_dim, 2 * cos.size(1), positions.data_ptr<std::int32_t>(),
-                         cos.data_ptr<float>(), sin.data_ptr<float>(), direction, x.size(0));
+                         s.head_dim, 2 * table.cos.size(1), table.interleaved,
+                         positions.data_ptr<std::int32_t>(), table.cos.data_ptr<float>(),
+                         table.sin.data_ptr<float>(), direction, x.size(0));
   }
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
                             const AttentionShape* shape, const at::Tensor& positions,
-                            const at::Tensor& cos, const at::Tensor& sin) {
+                            const RopeTable* table) {
     ctx->saved_data["shape"] = address(shape);
-    ctx->save_for_backward({positions, cos, sin});
+    ctx->saved_data["interleaved"] = table->interleaved;
+    ctx->save_for_backward({positions, table->cos, table->sin});
     // The product before rotation has no other reader, so it is rotated where it lies.
     ctx->mark_dirty({qkv});
-    rotate(qkv, *shape, positions, cos, sin, 1);
+    rotate(qkv, *shape, positions, *table, 1);
     return qkv;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
+    const RopeTable table{.cos = saved[1],
+                          .sin = saved[2],
+                          .interleaved = ctx->saved_data.at("interleaved").toBool()};
     auto dx = grads[0].clone(at::MemoryFormat::Contiguous);
-    rotate(dx, *pointer<AttentionShape>(ctx, "shape"), saved[0], saved[1], saved[2], -1);
-    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    rotate(dx, *pointer<AttentionShape>(ctx, "shape"), saved[0], table, -1);
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -228,20 +233,23 @@ struct Attention : Function<Attention> {
   }
 };
 
-struct SiluMul : Function<SiluMul> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+struct GateMul : Function<GateMul> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, std::int64_t activation) {
+    ctx->saved_data["activation"] = activation;
     ctx->save_for_backward({x});
     auto y = empty_rows(x, x.size(0), x.size(1) / 2);
-    kernels_of(x).silu_mul(element_of(x), x.data_ptr(), y.data_ptr(), x.size(0), x.size(1) / 2);
+    kernels_of(x).gate_mul(element_of(x), static_cast<Activation>(activation), x.data_ptr(),
+                           y.data_ptr(), x.size(0), x.size(1) / 2);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto x = ctx->get_saved_variables()[0];
     const auto dy = grads[0].contiguous();
     auto dx = at::empty_like(x, x.options().requires_grad(false));
-    kernels_of(x).silu_mul_dx(element_of(x), dy.data_ptr(), x.data_ptr(), dx.data_ptr(), x.size(0),
-                              x.size(1) / 2);
-    return {dx};
+    kernels_of(x).gate_mul_dx(element_of(x),
+                              static_cast<Activation>(ctx->saved_data.at("activation").toInt()),
+                              dy.data_ptr(), x.data_ptr(), dx.data_ptr(), x.size(0), x.size(1) / 2);
+    return {dx, at::Tensor()};
   }
 };
 
@@ -332,11 +340,11 @@ at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float o
 }
 
 at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::Tensor& positions,
-                  const at::Tensor& cos, const at::Tensor& sin) {
+                  const RopeTable& table) {
   check_rows("rotary", qkv, shape.qkv_width());
   TD_CHECK(positions.size(0) == qkv.size(0), "rotary: {} positions for {} rows", positions.size(0),
            qkv.size(0));
-  return Rotary::apply(qkv, &shape, positions, cos, sin);
+  return Rotary::apply(qkv, &shape, positions, &table);
 }
 
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv) {
@@ -344,9 +352,9 @@ at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const L
   return Attention::apply(qkv, &shape, &kv);
 }
 
-at::Tensor silu_mul(const at::Tensor& gate_up) {
-  check_rows("silu_mul", gate_up, gate_up.size(1) / 2 * 2);
-  return SiluMul::apply(gate_up);
+at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation) {
+  check_rows("gate_mul", gate_up, gate_up.size(1) / 2 * 2);
+  return GateMul::apply(gate_up, static_cast<std::int64_t>(activation));
 }
 
 at::Tensor logits(const at::Tensor& hidden, const WeightView& head) {

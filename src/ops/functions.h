@@ -38,14 +38,19 @@ at::Tensor embedding(const at::Tensor& ids, const WeightView& w, std::int64_t pa
 at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias);
 // Root mean square norm over the last dimension (Zhang & Sennrich 2019).
 at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset = 0.0f);
-// Rotary embedding (Su et al. 2021, the half-split form of Hugging Face) of the query and key heads
-// of qkv rows. positions: as ids_tensor makes them; cos, sin: f32 [max_position, rotary_dim/2].
+// cos and sin of a rotary embedding (Su et al. 2021): f32 [max_position, rotary_dim/2]. Pairs are
+// (i, i + rotary_dim/2) as in most of Hugging Face, or (2i, 2i + 1) when interleaved.
+struct RopeTable {
+  at::Tensor cos, sin;
+  bool interleaved = false;
+};
+// Turns the query and key heads of qkv rows, in place. positions: as ids_tensor makes them.
 at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::Tensor& positions,
-                  const at::Tensor& cos, const at::Tensor& sin);
+                  const RopeTable& table);
 // Writes K and V into their blocks, then attends: [rows, qkv_width] -> [rows, heads·head_dim].
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv);
-// silu(gate)·up of [rows, 2·width] -> [rows, width].
-at::Tensor silu_mul(const at::Tensor& gate_up);
+// activation(gate)·up of [rows, 2·width] -> [rows, width].
+at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation);
 
 // Logits in f32: [rows, k] -> [rows, n]. No gradient.
 at::Tensor logits(const at::Tensor& hidden, const WeightView& head);

@@ -29,6 +29,11 @@
 namespace tandem {
 namespace {
 
+// One number for trainer and engine; 0: the model's own limit.
+std::int64_t longest_sequence(const Config& config) {
+  return config.rollout.rollout_max_context_len.value_or(0);
+}
+
 class RankProcess {
  public:
   RankProcess(const Config& config, const RankAssignment& assignment, const std::string& token)
@@ -104,6 +109,7 @@ class RankProcess {
     trainer_ = make_trainer({.train = config_.train,
                              .algorithm = config_.algorithm,
                              .optimizer = config_.optimizer,
+                             .longest_sequence = longest_sequence(config_),
                              .temperature = config_.rollout.rollout_temperature,
                              .perturb = config_.debug.debug_perturb_kernel == Side::trainer},
                             folder_, *trainer_arena_, trainer_group_);
@@ -134,6 +140,10 @@ class RankProcess {
     else
       follower_ =
           std::make_unique<EngineFollower>(folder_, engine_arena(), kv_tokens(), engine_group_);
+    if (const std::int64_t longest = longest_sequence(config_); longest > 0) {
+      if (leader_) leader_->set_longest_sequence(longest);
+      if (follower_) follower_->set_longest_sequence(longest);
+    }
     if (leader_ && engine_arena_) leader_->unpublish();
     if (config_.debug.debug_perturb_kernel == Side::engine) {
       if (leader_) leader_->perturb();

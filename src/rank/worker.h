@@ -53,6 +53,8 @@ class EngineWorker {
   Mailbox& mailbox() { return mailbox_; }
   const EngineLimits& limits() const { return limits_; }
   std::int64_t kv_bytes() const { return pool_.bytes(); }
+  // Of prompt and answer together; decides long rope's factors (Model::set_longest_sequence).
+  void set_longest_sequence(std::int64_t tokens) { model_.set_longest_sequence(tokens); }
   void perturb() { model_.perturb(); }  // --debug-perturb-kernel engine
   // The present content of the arena is what the engine serves from now on.
   void publish();
@@ -80,6 +82,7 @@ class EngineFollower {
 
   void run(const StepPlan& plan) { runner_.forward(plan); }
   std::int64_t kv_bytes() const { return pool_.bytes(); }
+  void set_longest_sequence(std::int64_t tokens) { model_.set_longest_sequence(tokens); }
   void perturb() { model_.perturb(); }
   void publish() { model_.rebind(); }
 

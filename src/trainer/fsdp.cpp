@@ -47,6 +47,7 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, const HfFolder& folder, Aren
       model_(folder.config(), arena, nullptr, nullptr),
       optimizer_(arena.layout().flat_elements, group, arena.place()),
       gradients_(arena.layout().flat_elements, arena.place()) {
+  if (setup.longest_sequence > 0) model_.set_longest_sequence(setup.longest_sequence);
   if (setup.perturb) model_.perturb();
   load_flat(folder, arena.layout(), optimizer_.begin(), optimizer_.end(),
             [this](std::int64_t begin, std::span<const float> values) {

@@ -29,8 +29,13 @@ Scorer::Scorer(const ModelConfig& config, Arena& arena, bool gradients)
       grads_(gradients ? arena.layout().flat_elements : 0, arena.place()),
       model_(config, arena, nullptr, nullptr) {}
 
-Score Scorer::through_trainer(std::span<const TokenId> ids) {
+void Scorer::prepare(std::span<const TokenId> ids) {
   TD_CHECK(ids.size() >= 2, "score: {} tokens found, at least 2 wanted", ids.size());
+  model_.set_longest_sequence(static_cast<std::int64_t>(ids.size()));
+}
+
+Score Scorer::through_trainer(std::span<const TokenId> ids) {
+  prepare(ids);
   Sample sample;
   sample.tokens.assign(ids.begin(), ids.end());
   sample.response_length = static_cast<std::int64_t>(ids.size()) - 1;
@@ -66,7 +71,7 @@ std::map<std::string, double> Scorer::norms() const {
 }
 
 Score Scorer::through_engine(std::span<const TokenId> ids) {
-  TD_CHECK(ids.size() >= 2, "score: {} tokens found, at least 2 wanted", ids.size());
+  prepare(ids);
   const c10::AutoGradMode no_grad(false);
   const auto count = static_cast<std::int64_t>(ids.size()) - 1;
   const std::int64_t num_blocks = (count + kBlockTokens - 1) / kBlockTokens;

@@ -31,6 +31,8 @@ class Scorer {
 
  private:
   std::map<std::string, double> norms() const;
+  // Long rope turns a sequence by its own length.
+  void prepare(std::span<const TokenId> ids);
 
   Arena& arena_;
   bool gradients_;

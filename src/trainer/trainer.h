@@ -45,8 +45,9 @@ struct TrainerSetup {
   TrainConfig train;
   AlgorithmConfig algorithm;
   OptimizerConfig optimizer;
-  double temperature = 1.0;  // of the rollout: logits are divided by it on both sides
-  bool perturb = false;      // --debug-perturb-kernel trainer
+  std::int64_t longest_sequence = 0;  // that the run may ask for (long rope); 0: the model's limit
+  double temperature = 1.0;           // of the rollout: logits are divided by it on both sides
+  bool perturb = false;               // --debug-perturb-kernel trainer
 };
 
 // The trainer of setup.train.train_backend. Folder, arena and group must outlive it; the arena

@@ -21,6 +21,7 @@ using Ids = std::vector<TokenId>;
 
 Ids greedy(Weights& weights, const Ids& prompt, std::int64_t count) {
   EngineWorker worker(weights.folder, weights.arena, EngineConfig{}, 4096, {});
+  worker.set_longest_sequence(static_cast<std::int64_t>(prompt.size()) + count);
   GenerateRequest request{
       .rid = "greedy", .prompt = prompt, .n = 1, .first_sample_id = 0, .params = {}};
   request.params.temperature = 0;

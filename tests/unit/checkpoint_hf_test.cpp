@@ -350,7 +350,7 @@ TEST(HfGolden, TinyModelsOpen) {
     EXPECT_EQ(expected["sequences"][0]["gradient_norms"].size(), folder.names().size());
     ++models;
   }
-  EXPECT_EQ(models, 6u);
+  EXPECT_EQ(models, 14u);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "model/hf_config.h"
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -26,6 +26,12 @@ ModelConfig parse(const Json& json) {
   return parse_model_config(json, "m/config.json", nullptr, "");
 }
 
+std::vector<std::int64_t> windows(const ModelConfig& config) {
+  std::vector<std::int64_t> out;
+  for (const LayerConfig& layer : config.layers) out.push_back(layer.window);
+  return out;
+}
+
 std::string fault_of(const Json& json) {
   try {
     parse(json);
@@ -42,8 +48,8 @@ TEST(ModelConfig, ReadsTheOlderStyle) {
   EXPECT_EQ(config.head_dim, 8);
   EXPECT_EQ(config.num_kv_heads, 2);
   EXPECT_EQ(config.dtype, "bfloat16");
-  EXPECT_EQ(config.rope.theta, 100000.0);
-  EXPECT_EQ(config.rope.type, RopeType::standard);
+  EXPECT_EQ(config.ropes[0].theta, 100000.0);
+  EXPECT_EQ(config.ropes[0].type, RopeType::standard);
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_FALSE(config.qkv_bias);
   EXPECT_FALSE(config.has_sliding_window());
@@ -66,9 +72,9 @@ TEST(ModelConfig, TheNewerStyleGivesTheSame) {
   newer.erase("rope_theta");
   newer["dtype"] = newer["torch_dtype"];
   newer.erase("torch_dtype");
-  EXPECT_EQ(parse(older).rope, parse(newer).rope);
+  EXPECT_EQ(parse(older).ropes, parse(newer).ropes);
   EXPECT_EQ(parse(older).dtype, parse(newer).dtype);
-  EXPECT_EQ(parse(newer).rope.type, RopeType::llama3);
+  EXPECT_EQ(parse(newer).ropes[0].type, RopeType::llama3);
 }
 
 TEST(ModelConfig, FamiliesDifferInBiasesNormsAndHeads) {
@@ -80,7 +86,7 @@ TEST(ModelConfig, FamiliesDifferInBiasesNormsAndHeads) {
   EXPECT_TRUE(parse(qwen2).qkv_bias);
   EXPECT_FALSE(parse(qwen2).o_bias);
   EXPECT_FALSE(parse(qwen3).qkv_bias);
-  EXPECT_TRUE(parse(qwen3).qk_norm);
+  EXPECT_EQ(parse(qwen3).qk_norm, QkNorm::head);
   EXPECT_EQ(parse(qwen3).head_dim, 128);  // transformers' default of this family
   qwen3["head_dim"] = 16;
   EXPECT_EQ(parse(qwen3).q_rows(), 96);
@@ -99,9 +105,9 @@ TEST(ModelConfig, SlidingWindowsOfQwen) {
   json["use_sliding_window"] = false;
   EXPECT_FALSE(parse(json).has_sliding_window());
   json["use_sliding_window"] = true;
-  EXPECT_EQ(parse(json).sliding_windows, (std::vector<std::int64_t>{0, 64}));
+  EXPECT_EQ(windows(parse(json)), (std::vector<std::int64_t>{0, 64}));
   json["layer_types"] = {"sliding_attention", "full_attention"};
-  EXPECT_EQ(parse(json).sliding_windows, (std::vector<std::int64_t>{64, 0}));
+  EXPECT_EQ(windows(parse(json)), (std::vector<std::int64_t>{64, 0}));
   json["layer_types"] = {"sliding_attention", "mamba"};
   EXPECT_TRUE(holds(fault_of(json), "mamba"));
 }
@@ -157,8 +163,8 @@ INSTANTIATE_TEST_SUITE_P(
                   {"LlamaForSequenceClassification", "LlamaForCausalLM"}},
         BadConfig{"activation", R"({"hidden_act": "relu2"})", {"relu2", "silu"}},
         BadConfig{"rope_type",
-                  R"({"rope_scaling": {"rope_type": "longrope", "factor": 2}})",
-                  {"longrope", "default, linear, llama3, yarn"}},
+                  R"({"rope_scaling": {"rope_type": "dynamic", "factor": 2}})",
+                  {"dynamic", "default, linear, llama3, yarn, longrope"}},
         BadConfig{"rope_types",
                   R"({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}})",
                   {"'linear'", "'yarn'"}},
@@ -225,7 +231,7 @@ TEST(Rope, C50Yarn) {
   json["rope_theta"] = 1e6;
   json["rope_scaling"] = {
       {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
-  const RopeConfig rope = parse(json).rope;
+  const RopeConfig rope = parse(json).ropes[0];
   EXPECT_NEAR(rope.attention_factor, 1.138629, 1e-6);
   const std::vector<double> r = ratios(rope, 128);
   for (std::size_t i = 0; i <= 23; ++i) EXPECT_NEAR(r[i], 1.0, 1e-7);

@@ -26,8 +26,10 @@ ModelConfig tiny(bool tied) {
   c.max_position_embeddings = 64;
   c.tie_word_embeddings = tied;
   c.qkv_bias = true;
-  c.qk_norm = true;
-  c.sliding_windows = {0, 5, 0};
+  c.qk_norm = QkNorm::head;
+  c.ropes.resize(1);
+  c.layers.resize(3);
+  c.layers[1].window = 5;
   return c;
 }
 

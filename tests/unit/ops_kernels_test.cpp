@@ -180,53 +180,73 @@ TEST_P(EachTable, RmsNormAndItsGradients) {
   expect_near(grad, dw, 1e-5);
 }
 
-TEST_P(EachTable, SiluMulAndItsGradient) {
+// Both activations against their textbook forms: silu by the logistic function, gelu by tanh.
+TEST_P(EachTable, GateMulAndItsGradient) {
   constexpr int rows = 2, width = 19;
   const Typed x(*k, e, random_floats(rows * 2 * width, 11, 3.0f)),
       dy(*k, e, random_floats(rows * width, 12));
-  std::vector<double> y, dx(rows * 2 * width);
-  for (int r = 0; r < rows; ++r)
-    for (int i = 0; i < width; ++i) {
-      const double g = x.values[r * 2 * width + i], u = x.values[r * 2 * width + width + i];
-      const double s = 1 / (1 + std::exp(-g)), d = dy.values[r * width + i];
-      y.push_back(g * s * u);
-      dx[r * 2 * width + i] = d * u * (s + g * s * (1 - s));
-      dx[r * 2 * width + width + i] = d * g * s;
-    }
-  Out out(*k, e, rows * width), out_dx(*k, e, rows * 2 * width);
-  k->silu_mul(e, x.data(), out.data(), rows, width);
-  expect_near(out.values(), y, tolerance(e));
-  k->silu_mul_dx(e, dy.data(), x.data(), out_dx.data(), rows, width);
-  expect_near(out_dx.values(), dx, tolerance(e));
+  const double root = std::sqrt(2 / M_PI);
+  for (const Activation act : {Activation::silu, Activation::gelu_tanh}) {
+    std::vector<double> y, dx(rows * 2 * width);
+    for (int r = 0; r < rows; ++r)
+      for (int i = 0; i < width; ++i) {
+        const double g = x.values[r * 2 * width + i], u = x.values[r * 2 * width + width + i];
+        const double s = 1 / (1 + std::exp(-g)), d = dy.values[r * width + i];
+        const double t = std::tanh(root * (g + 0.044715 * g * g * g));
+        const bool silu = act == Activation::silu;
+        const double value = silu ? g * s : 0.5 * g * (1 + t);
+        const double slope =
+            silu ? s + g * s * (1 - s)
+                 : 0.5 * (1 + t) + 0.5 * g * (1 - t * t) * root * (1 + 3 * 0.044715 * g * g);
+        y.push_back(value * u);
+        dx[r * 2 * width + i] = d * u * slope;
+        dx[r * 2 * width + width + i] = d * value;
+      }
+    Out out(*k, e, rows * width), out_dx(*k, e, rows * 2 * width);
+    k->gate_mul(e, act, x.data(), out.data(), rows, width);
+    expect_near(out.values(), y, tolerance(e));
+    k->gate_mul_dx(e, act, dy.data(), x.data(), out_dx.data(), rows, width);
+    expect_near(out_dx.values(), dx, tolerance(e));
+  }
 }
 
+// Whole heads and their first 6 of 10 elements, both ways of pairing; the third head stays.
 TEST_P(EachTable, RotaryTurnsPairsAndBack) {
   constexpr int heads = 3, dim = 10, rows = 4, stride = heads * dim + 5;
   const Typed x(*k, e, random_floats(rows * stride, 13));
-  std::vector<float> cos(8 * dim / 2), sin(8 * dim / 2);
-  for (int p = 0; p < 8; ++p)
-    for (int i = 0; i < dim / 2; ++i) {
-      cos[p * dim / 2 + i] = std::cos(p * 0.3f * (i + 1));
-      sin[p * dim / 2 + i] = std::sin(p * 0.3f * (i + 1));
-    }
   const std::int32_t positions[rows] = {0, 7, 2, 5};
-  Out out(*k, e, rows * stride);
-  std::memcpy(out.data(), x.data(), rows * stride * (e == Element::f32 ? 4 : 2));
-  k->rotary(e, out.data(), stride, heads - 1, dim, dim, positions, cos.data(), sin.data(), 1, rows);
-  const auto turned = out.values();
-  for (int r = 0; r < rows; ++r)
-    for (int h = 0; h < heads; ++h)
-      for (int i = 0; i < dim / 2; ++i) {
-        const int at = r * stride + h * dim + i;
-        const double a = x.values[at], b = x.values[at + dim / 2];
-        const double c = cos[positions[r] * dim / 2 + i], s = sin[positions[r] * dim / 2 + i];
-        EXPECT_NEAR(turned[at], h < heads - 1 ? a * c - b * s : a, tolerance(e) * 4);
-        EXPECT_NEAR(turned[at + dim / 2], h < heads - 1 ? b * c + a * s : b, tolerance(e) * 4);
+  for (auto [turned_dim, interleaved] : {std::pair{10, false}, {10, true}, {6, false}, {6, true}}) {
+    const int half = turned_dim / 2;
+    std::vector<float> cos(8 * half), sin(8 * half);
+    for (int p = 0; p < 8; ++p)
+      for (int i = 0; i < half; ++i) {
+        cos[p * half + i] = std::cos(p * 0.3f * (i + 1));
+        sin[p * half + i] = std::sin(p * 0.3f * (i + 1));
       }
-  k->rotary(e, out.data(), stride, heads - 1, dim, dim, positions, cos.data(), sin.data(), -1,
-            rows);
-  const auto back = out.values();
-  for (std::size_t i = 0; i < back.size(); ++i) EXPECT_NEAR(back[i], x.values[i], tolerance(e) * 4);
+    std::vector<double> want(x.values.begin(), x.values.end());
+    for (int r = 0; r < rows; ++r)
+      for (int h = 0; h < heads - 1; ++h)
+        for (int i = 0; i < half; ++i) {
+          const int head = r * stride + h * dim;
+          const int low = head + (interleaved ? 2 * i : i),
+                    high = interleaved ? low + 1 : low + half;
+          const double a = x.values[low], b = x.values[high];
+          const double c = cos[positions[r] * half + i], s = sin[positions[r] * half + i];
+          want[low] = a * c - b * s;
+          want[high] = b * c + a * s;
+        }
+    Out out(*k, e, rows * stride);
+    std::memcpy(out.data(), x.data(), rows * stride * (e == Element::f32 ? 4 : 2));
+    const auto rotate = [&](int direction) {
+      k->rotary(e, out.data(), stride, heads - 1, dim, turned_dim, interleaved, positions,
+                cos.data(), sin.data(), direction, rows);
+    };
+    rotate(1);
+    expect_near(out.values(), want, tolerance(e) * 2);
+    rotate(-1);
+    const std::vector<double> before(x.values.begin(), x.values.end());
+    expect_near(out.values(), before, tolerance(e) * 4);
+  }
 }
 
 // Two sequences with scattered blocks; the second is longer than two blocks.

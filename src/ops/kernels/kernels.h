@@ -30,6 +30,7 @@ struct bf16 {
 enum class Element : std::uint8_t { f32, bf16 };
 // Whose memory a pointer means, and so whose kernels compute on it.
 enum class Place : std::uint8_t { cpu, cuda };
+enum class Activation : std::uint8_t { silu, gelu_tanh };
 
 inline constexpr std::int64_t kPanel = 16;        // rows of W in one panel
 inline constexpr std::int64_t kBlockTokens = 16;  // positions in one KV block
@@ -116,15 +117,18 @@ struct Kernels {
                       const float* rstd, void* dx, std::int64_t rows, std::int64_t width);
   void (*rms_norm_dw)(Element, const void* dy, const void* x, const float* rstd, float* dw,
                       std::int64_t rows, std::int64_t width);
-  // Rotates pairs (i, i + rotary_dim/2) of each of the first `heads` heads of a row, in place.
+  // Rotates pairs (i, i + rotary_dim/2), or (2i, 2i + 1) when interleaved, of each of the first
+  // `heads` heads of a row, in place; elements from rotary_dim on stay as they are.
   // cos/sin: [max_position, rotary_dim/2] f32; direction -1 undoes it (backward).
   void (*rotary)(Element, void* x, std::int64_t row_stride, std::int64_t heads,
-                 std::int64_t head_dim, std::int64_t rotary_dim, const std::int32_t* positions,
-                 const float* cos, const float* sin, int direction, std::int64_t rows);
-  // y = silu(gate)·up, x = [gate | up] of 2·width columns.
-  void (*silu_mul)(Element, const void* x, void* y, std::int64_t rows, std::int64_t width);
-  void (*silu_mul_dx)(Element, const void* dy, const void* x, void* dx, std::int64_t rows,
-                      std::int64_t width);
+                 std::int64_t head_dim, std::int64_t rotary_dim, bool interleaved,
+                 const std::int32_t* positions, const float* cos, const float* sin, int direction,
+                 std::int64_t rows);
+  // y = activation(gate)·up, x = [gate | up] of 2·width columns.
+  void (*gate_mul)(Element, Activation, const void* x, void* y, std::int64_t rows,
+                   std::int64_t width);
+  void (*gate_mul_dx)(Element, Activation, const void* dy, const void* x, void* dx,
+                      std::int64_t rows, std::int64_t width);
   void (*to_f32)(const bf16* x, float* y, std::int64_t count);
   void (*to_bf16)(const float* x, bf16* y, std::int64_t count);
 

@@ -73,6 +73,16 @@ void rms_norm_dw(const void* dy, const void* x, const float* rstd, float* dw, st
   }
 }
 
+// One head's pairs (2i, 2i + 1).
+template <class E>
+void rotate_neighbours(E* x, const float* cos, const float* sin, float sign, std::int64_t half) {
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = to_float(x[2 * i]), b = to_float(x[2 * i + 1]), s = sin[i] * sign;
+    assign(x[2 * i], a * cos[i] - b * s);
+    assign(x[2 * i + 1], b * cos[i] + a * s);
+  }
+}
+
 template <class E>
 void add_rows(const void* dy, const std::int32_t* ids, std::int64_t skipped_id, float* dw,
               std::int64_t rows, std::int64_t k) {
@@ -87,8 +97,8 @@ void add_rows(const void* dy, const std::int32_t* ids, std::int64_t skipped_id, 
 
 template <class E>
 void rotary(void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
-            std::int64_t rotary_dim, const std::int32_t* positions, const float* cos,
-            const float* sin, int direction, std::int64_t rows) {
+            std::int64_t rotary_dim, bool interleaved, const std::int32_t* positions,
+            const float* cos, const float* sin, int direction, std::int64_t rows) {
   E* xe = static_cast<E*>(x);
   const std::int64_t half = rotary_dim / 2;
   const V16 sign = set1(static_cast<float>(direction));
@@ -98,6 +108,10 @@ void rotary(void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t h
     const float* s = sin + positions[r] * half;
     for (std::int64_t h = 0; h < heads; ++h) {
       E* low = xe + r * row_stride + h * head_dim;
+      if (interleaved) {
+        rotate_neighbours(low, c, s, static_cast<float>(direction), half);
+        continue;
+      }
       E* high = low + half;
       for (std::int64_t i = 0; i < half; i += 16) {
         const std::int64_t n = half - i;
@@ -112,8 +126,20 @@ void rotary(void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t h
 
 inline V16 sigmoid(V16 x) { return set1(1.0f) / (set1(1.0f) + exp(zero() - x)); }
 
-template <class E>
-void silu_mul(const void* x, void* y, std::int64_t rows, std::int64_t width) {
+// Both activations are x·sigmoid(z(x)): silu with z = x; the tanh form of GELU (Hendrycks & Gimpel
+// 2016) with z = 2·sqrt(2/pi)·(x + 0.044715·x^3), since (1 + tanh u)/2 = sigmoid(2u).
+struct Silu {
+  static V16 z(V16 x) { return x; }
+  static V16 dz(V16) { return set1(1.0f); }
+};
+struct GeluTanh {
+  static constexpr float kScale = 1.5957691216057308f, kCubic = 0.044715f;
+  static V16 z(V16 x) { return set1(kScale) * (x + set1(kCubic) * x * x * x); }
+  static V16 dz(V16 x) { return set1(kScale) * (set1(1.0f) + set1(3.0f * kCubic) * x * x); }
+};
+
+template <class E, class Act>
+void gate_mul_of(const void* x, void* y, std::int64_t rows, std::int64_t width) {
   const E* xe = static_cast<const E*>(x);
   E* ye = static_cast<E*>(y);
 #pragma omp parallel for schedule(static)
@@ -121,13 +147,14 @@ void silu_mul(const void* x, void* y, std::int64_t rows, std::int64_t width) {
     const E* gate = xe + r * 2 * width;
     for (std::int64_t i = 0; i < width; i += 16) {
       const V16 g = load_tail(gate + i, width - i), u = load_tail(gate + width + i, width - i);
-      store_tail(ye + r * width + i, g * sigmoid(g) * u, width - i);
+      store_tail(ye + r * width + i, g * sigmoid(Act::z(g)) * u, width - i);
     }
   }
 }
 
-template <class E>
-void silu_mul_dx(const void* dy, const void* x, void* dx, std::int64_t rows, std::int64_t width) {
+template <class E, class Act>
+void gate_mul_dx_of(const void* dy, const void* x, void* dx, std::int64_t rows,
+                    std::int64_t width) {
   const E* de = static_cast<const E*>(dy);
   const E* xe = static_cast<const E*>(x);
   E* out = static_cast<E*>(dx);
@@ -138,10 +165,32 @@ void silu_mul_dx(const void* dy, const void* x, void* dx, std::int64_t rows, std
     for (std::int64_t i = 0; i < width; i += 16) {
       const std::int64_t n = width - i;
       const V16 g = load_tail(gate + i, n), u = load_tail(gate + width + i, n);
-      const V16 d = load_tail(de + r * width + i, n), s = sigmoid(g), silu = g * s;
-      store_tail(d_gate + i, d * u * (s + silu * (set1(1.0f) - s)), n);
-      store_tail(d_gate + width + i, d * silu, n);
+      const V16 d = load_tail(de + r * width + i, n), s = sigmoid(Act::z(g)), act = g * s;
+      store_tail(d_gate + i, d * u * (s + act * (set1(1.0f) - s) * Act::dz(g)), n);
+      store_tail(d_gate + width + i, d * act, n);
     }
+  }
+}
+
+template <class E>
+void gate_mul(Activation activation, const void* x, void* y, std::int64_t rows,
+              std::int64_t width) {
+  switch (activation) {
+    case Activation::silu:
+      return gate_mul_of<E, Silu>(x, y, rows, width);
+    case Activation::gelu_tanh:
+      return gate_mul_of<E, GeluTanh>(x, y, rows, width);
+  }
+}
+
+template <class E>
+void gate_mul_dx(Activation activation, const void* dy, const void* x, void* dx, std::int64_t rows,
+                 std::int64_t width) {
+  switch (activation) {
+    case Activation::silu:
+      return gate_mul_dx_of<E, Silu>(dy, x, dx, rows, width);
+    case Activation::gelu_tanh:
+      return gate_mul_dx_of<E, GeluTanh>(dy, x, dx, rows, width);
   }
 }
 

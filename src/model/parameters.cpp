@@ -1,0 +1,133 @@
+// The one place that knows the Hugging Face names of weights; families change them by features.
+#include "model/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+
+using Modules = std::vector<std::pair<std::string, std::int64_t>>;  // name, rows
+
+// The weights of one layer.
+class LayerWeights {
+ public:
+  LayerWeights(const ModelConfig& config, std::int64_t layer, std::vector<ModelWeight>& out)
+      : c_(config),
+        own_(fmt::format("layers.{}.", layer)),
+        hf_(fmt::format("model.layers.{}.", layer)),
+        out_(out) {}
+
+  void add() {
+    const std::string self = "self_attn.", mlp = "mlp.";
+    norm("before_attention_norm", c_.norms.before_attention, c_.hidden_size);
+    linear("qkv", c_.hidden_size,
+           {{self + "q_proj", c_.q_rows()},
+            {self + "k_proj", c_.kv_rows()},
+            {self + "v_proj", c_.kv_rows()}},
+           c_.qkv_bias, c_.fused_qkv ? self + "qkv_proj" : "");
+    if (c_.qk_norm != QkNorm::none) {
+      const bool whole = c_.qk_norm == QkNorm::projection;
+      norm("q_norm", self + "q_norm", whole ? c_.q_rows() : c_.head_dim);
+      norm("k_norm", self + "k_norm", whole ? c_.kv_rows() : c_.head_dim);
+    }
+    linear("o", c_.q_rows(), {{self + "o_proj", c_.hidden_size}}, c_.o_bias);
+    norm("after_attention_norm", c_.norms.after_attention, c_.hidden_size);
+    norm("before_mlp_norm", c_.norms.before_mlp, c_.hidden_size);
+    linear("gate_up", c_.hidden_size,
+           {{mlp + "gate_proj", c_.intermediate_size}, {mlp + "up_proj", c_.intermediate_size}},
+           c_.mlp_bias, c_.fused_gate_up ? mlp + "gate_up_proj" : "");
+    linear("down", c_.intermediate_size, {{mlp + "down_proj", c_.hidden_size}}, c_.mlp_bias);
+    norm("after_mlp_norm", c_.norms.after_mlp, c_.hidden_size);
+  }
+
+ private:
+  void norm(const char* name, const std::string& module, std::int64_t width) {
+    if (module.empty()) return;
+    out_.push_back({own_ + name, WeightKind::vector, width, {{hf_ + module + ".weight", 1, 0, 1}}});
+  }
+
+  // One matrix of modules one under the other, and its biases. `fused`: the one Hugging Face module
+  // that holds them all; empty: each has its own name.
+  void linear(const std::string& name, std::int64_t cols, const Modules& modules, bool bias,
+              const std::string& fused = "") {
+    const auto parts = [&](const char* tensor) {
+      std::vector<WeightPart> all;
+      std::int64_t row = 0;
+      for (const auto& [module, rows] : modules) {
+        all.push_back(
+            {hf_ + (fused.empty() ? module : fused) + tensor, rows, fused.empty() ? 0 : row, rows});
+        row += rows;
+      }
+      for (WeightPart& part : all)
+        if (!fused.empty()) part.hf_rows = row;
+      return all;
+    };
+    out_.push_back({own_ + name, WeightKind::matrix, cols, parts(".weight")});
+    if (bias) out_.push_back({own_ + name + "_bias", WeightKind::bias, 1, parts(".bias")});
+  }
+
+  const ModelConfig& c_;
+  std::string own_, hf_;
+  std::vector<ModelWeight>& out_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& part) {
+  switch (weight.kind) {
+    case WeightKind::vector:
+      return {weight.cols};
+    case WeightKind::bias:
+      return {part.hf_rows};
+    case WeightKind::matrix:
+      break;
+  }
+  return {part.hf_rows, weight.cols};
+}
+
+std::vector<ModelWeight> model_weights(const ModelConfig& c) {
+  std::vector<ModelWeight> out;
+  const auto table = [&](const char* name, const char* hf_name) {
+    out.push_back(
+        {name, WeightKind::matrix, c.hidden_size, {{hf_name, c.vocab_size, 0, c.vocab_size}}});
+  };
+  table("embed", kEmbedding);
+  for (std::int64_t i = 0; i < c.num_layers; ++i) LayerWeights(c, i, out).add();
+  out.push_back({"norm", WeightKind::vector, c.hidden_size, {{"model.norm.weight", 1, 0, 1}}});
+  if (!c.tie_word_embeddings) table("head", kHead);
+  return out;
+}
+
+std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
+  std::vector<ExpectedTensor> out;
+  for (const ModelWeight& weight : model_weights(config)) {
+    for (const WeightPart& part : weight.parts) {
+      if (part.hf_row > 0) continue;
+      out.push_back({part.hf_name, hf_shape(weight, part), {}});
+    }
+  }
+  if (config.tie_word_embeddings)
+    out.push_back({kHead, {config.vocab_size, config.hidden_size}, kEmbedding});
+  return out;
+}
+
+bool is_recomputable_buffer(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+
+bool is_extra_layer(const ModelConfig& config, std::string_view name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  if (!name.starts_with(kPrefix)) return false;
+  name.remove_prefix(kPrefix.size());
+  std::int64_t layer = -1;
+  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return fault == std::errc() && end != name.data() + name.size() && *end == '.' &&
+         layer >= config.num_layers && layer < config.num_layers + config.num_extra_layers;
+}
+
+}  // namespace tandem

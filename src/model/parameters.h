@@ -1,0 +1,59 @@
+// Every weight of the model, told once: the storages that the kernels read, in the order of the
+// forward pass, and the Hugging Face tensors (or rows of them) that each consists of. The arena's
+// table and the list of tensors that a folder must hold both follow from it, so they cannot differ.
+// No torch here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/hf_config.h"
+
+namespace tandem {
+
+enum class WeightKind : std::uint8_t {
+  matrix,  // [rows of all parts, cols], cut by rows over tensor-parallel ranks part by part
+  bias,    // the rows of a matrix's bias, cut like them
+  vector,  // [cols], whole on every rank
+};
+
+// Rows [hf_row, hf_row + rows) of a Hugging Face tensor of hf_rows rows.
+struct WeightPart {
+  std::string hf_name;
+  std::int64_t rows = 0;
+  std::int64_t hf_row = 0;
+  std::int64_t hf_rows = 0;
+};
+
+struct ModelWeight {
+  std::string name;  // "layers.3.qkv"
+  WeightKind kind = WeightKind::matrix;
+  std::int64_t cols = 0;  // 1 for a bias
+  std::vector<WeightPart> parts;
+};
+
+// Shape of the whole Hugging Face tensor that a part belongs to.
+std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& part);
+
+// Tied heads have no weight of their own.
+std::vector<ModelWeight> model_weights(const ModelConfig& config);
+
+// A tensor that the family's weight files hold.
+struct ExpectedTensor {
+  std::string name;  // Hugging Face name
+  std::vector<std::int64_t> shape;
+  // Not empty: the tensor may be absent, and if present must equal this one (a tied head).
+  std::string copy_of;
+};
+
+// All tensors of the model in the order of model_weights().
+std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
+
+// True for buffers that older files carry and every reader computes (…rotary_emb.inv_freq).
+bool is_recomputable_buffer(std::string_view name);
+// True for tensors of layers that the family's files may hold after the last one.
+bool is_extra_layer(const ModelConfig& config, std::string_view name);
+
+}  // namespace tandem

@@ -21,7 +21,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tandem import pipe
 from tandem.chat_template import NAMED_TOKENS, ChatTemplates, special_tokens
@@ -36,6 +36,15 @@ def _added_token(fields: dict) -> AddedToken:
     return AddedToken(fields["content"], **{name: fields[name] for name in known if name in fields})
 
 
+def _is_llama_of_sentencepiece(folder: Path, tokenizer: Tokenizer, config: dict) -> bool:
+    """Folders for which transformers 5 builds a LlamaTokenizer and passes over what tokenizer.json says of
+    normalizing and splitting. Llama 3 names that class too but splits by bytes; other families that
+    name it (Mistral, Phi) are read as their tokenizer.json stands."""
+    named = (config.get("tokenizer_class") or "").removesuffix("Fast") == "LlamaTokenizer"
+    family = _read_json(folder / "config.json").get("model_type")
+    return named and family == "llama" and isinstance(tokenizer.model, models.BPE) and tokenizer.model.byte_fallback
+
+
 def load_tokenizer(folder: Path, config: dict, variables: dict[str, Any]) -> Tokenizer:
     """tokenizer.json, completed as transformers completes it: tokens that only tokenizer_config.json
     lists are added, special tokens are matched whole, stored truncation and padding do not apply."""
@@ -45,6 +54,13 @@ def load_tokenizer(folder: Path, config: dict, variables: dict[str, Any]) -> Tok
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if _is_llama_of_sentencepiece(folder, tokenizer, config):
+        # Converted files put a space before every stretch of text between added tokens; the model was
+        # trained with one at the very beginning only, unless the folder asks for the legacy way.
+        prefix = config.get("add_prefix_space") in (None, True)
+        scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     splitter = tokenizer.pre_tokenizer
     wanted_space = bool(config.get("add_prefix_space", False))
     if isinstance(splitter, pre_tokenizers.ByteLevel) and splitter.add_prefix_space != wanted_space:

@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include "base/check.h"
@@ -207,6 +208,24 @@ void account_for_missing(Accounts& accounts) {
   }
 }
 
+// Where two tensors of one shape differ first, by value: bytes of different types may mean the
+// same.
+std::optional<std::int64_t> first_difference(const HfTensor& a, const HfTensor& b) {
+  if (a.dtype == b.dtype && std::memcmp(a.data.data(), b.data.data(), b.data.size()) == 0)
+    return std::nullopt;
+  constexpr std::int64_t kChunk = 1 << 16;
+  std::vector<float> left(kChunk), right(kChunk);
+  const std::int64_t count = shape_elements(a.shape);
+  for (std::int64_t at = 0; at < count; at += kChunk) {
+    const std::int64_t n = std::min(kChunk, count - at);
+    convert_to_f32(a.dtype, a.data.data() + at * dtype_bytes(a.dtype), n, left.data());
+    convert_to_f32(b.dtype, b.data.data() + at * dtype_bytes(b.dtype), n, right.data());
+    for (std::int64_t i = 0; i < n; ++i)
+      if (!(left[i] == right[i])) return at + i;
+  }
+  return std::nullopt;
+}
+
 // A tied head that is stored as well must be the embedding; it is not used.
 void account_for_copies(Accounts& accounts) {
   for (const ExpectedTensor& tensor : accounts.expected) {
@@ -215,16 +234,17 @@ void account_for_copies(Accounts& accounts) {
     const auto original = accounts.tensors.find(tensor.copy_of);
     if (original != accounts.tensors.end()) {
       const HfTensor &a = copy->second, &b = original->second;
-      if (a.dtype == b.dtype && std::memcmp(a.data.data(), b.data.data(), b.data.size()) == 0) {
+      const auto difference = first_difference(a, b);
+      if (!difference) {
         accounts.notices.push_back(
             fmt::format("{}: '{}' ignored, it equals '{}' to which config.json ties it",
                         accounts.folder, tensor.name, tensor.copy_of));
       } else {
         accounts.fault(
-            "{}: '{}' ({}) differs from '{}' ({}) to which config.json ties it; set "
-            "tie_word_embeddings "
-            "false or remove the tensor",
-            accounts.folder, tensor.name, dtype_name(a.dtype), tensor.copy_of, dtype_name(b.dtype));
+            "{}: '{}' ({}) differs from '{}' ({}), first at element {}, but config.json ties them; "
+            "set tie_word_embeddings false or remove the tensor",
+            accounts.folder, tensor.name, dtype_name(a.dtype), tensor.copy_of, dtype_name(b.dtype),
+            *difference);
       }
     }
     accounts.tensors.erase(copy);

@@ -7,8 +7,11 @@
 #include <cmath>
 #include <filesystem>
 
+#include <ATen/ATen.h>
 #include "base/json.h"
+
 #include "rank/worker.h"
+#include "trainer/packed_batch.h"
 #include "trainer/score.h"
 
 namespace tandem {
@@ -84,6 +87,61 @@ TEST_P(TinyModel, InBf16TrainerAndEngineAgree) {
     for (std::size_t i = 0; i < want.size(); ++i) sum += std::abs(trainer.log_probs[i] - want[i]);
     EXPECT_LT(sum / static_cast<double>(want.size()), 0.1);
   }
+}
+
+// Three answers to one prompt as one packed forward, the prompt's rows shared or not:
+// log-probability of every answer token, and the gradient of their sum.
+struct Packed {
+  std::vector<float> log_probs, gradient;
+};
+Packed run_packed(Weights& weights, bool share_prompt) {
+  const ModelConfig& config = weights.folder.config();
+  std::vector<Sample> samples(3);
+  std::vector<const Sample*> pointers;
+  for (std::size_t s = 0; s < samples.size(); ++s) {
+    const std::size_t answer = 50 + 3 * s;
+    for (std::size_t i = 0; i < 37 + answer; ++i)
+      samples[s].tokens.push_back(
+          static_cast<TokenId>((i < 37 ? i * 7 + 3 : i * (11 + s) + s) % config.vocab_size));
+    samples[s].response_length = static_cast<std::int64_t>(answer);
+    samples[s].loss_mask.assign(answer, 1);
+    pointers.push_back(&samples[s]);
+  }
+  PackedBatch packed(pointers, share_prompt);
+  Model model(config, weights.arena, nullptr, nullptr);
+  KvPool pool(model.attention_shape(), model.element(), 1, packed.num_blocks(), model.place());
+  packed.context.pool = &pool;
+  FlatBuffer gradient(weights.arena.layout().flat_elements, Place::cpu);
+  model.set_grads(gradient.data());
+  const auto hidden = model.forward(packed.tokens, packed.positions, packed.context);
+  std::vector<std::int64_t> rows;
+  std::vector<TokenId> ids;
+  for (const LossToken& t : packed.loss) {
+    rows.push_back(t.row);
+    ids.push_back(t.id);
+  }
+  const auto picked = hidden.index_select(0, at::tensor(rows));
+  const auto log_probs = head_log_probs(picked, ids, model.head(), 1.0f, false).log_probs;
+  log_probs.sum().backward();
+  model.finish_grads();
+  const float* p = log_probs.data_ptr<float>();
+  return {{p, p + log_probs.numel()},
+          {gradient.data(), gradient.data() + weights.arena.layout().flat_elements}};
+}
+
+// A shared prompt's border lies inside a KV block and inside every window: the same bits forward,
+// and the same gradient but for the order of additions.
+TEST_P(TinyModel, SharedPromptsChangeNoBit) {
+  Weights weights(kGolden + "tiny/" + GetParam(), Element::f32);
+  const Packed alone = run_packed(weights, false), shared = run_packed(weights, true);
+  EXPECT_EQ(alone.log_probs, shared.log_probs);
+  double square = 0, difference = 0;
+  for (std::size_t i = 0; i < alone.gradient.size(); ++i) {
+    square += std::pow(double{alone.gradient[i]}, 2);
+    difference += std::pow(double{alone.gradient[i]} - shared.gradient[i], 2);
+  }
+  EXPECT_GT(square, 1.0);
+  EXPECT_LT(std::sqrt(difference / square), 1e-5);
 }
 
 std::vector<std::string> tiny_models() {

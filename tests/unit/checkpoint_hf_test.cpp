@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -40,9 +41,17 @@ class HfFolderTest : public ::testing::Test {
     root_ = pattern;
     folder_ = root_ + "/model";
     fs::create_directory(folder_);
-    json_ = Json::parse(R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 8,
+    use(R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 8,
       "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2,
       "num_key_value_heads": 1, "max_position_embeddings": 64, "tie_word_embeddings": false})");
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  // Random values for every tensor of a config.
+  void use(const char* config) {
+    json_ = Json::parse(config);
+    shapes_.clear();
+    values_.clear();
     std::mt19937 random(7);
     for (const ExpectedTensor& tensor :
          expected_tensors(parse_model_config(json_, "", nullptr, ""))) {
@@ -54,7 +63,6 @@ class HfFolderTest : public ::testing::Test {
       shapes_[tensor.name] = {tensor.name, Dtype::f32, tensor.shape};
     }
   }
-  void TearDown() override { fs::remove_all(root_); }
 
   void write_config() { std::ofstream(folder_ + "/config.json") << json_.dump(); }
 
@@ -188,6 +196,27 @@ TEST_F(HfFolderTest, StrayFilesAndBuffersAreNotices) {
   EXPECT_EQ(folder.names().size(), 21u);
 }
 
+// Layers for predicting further tokens: known to the family, not part of the model.
+TEST_F(HfFolderTest, AFamilysExtraLayersAreOneNotice) {
+  use(R"({"model_type": "glm4", "vocab_size": 11, "hidden_size": 8, "intermediate_size": 6,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+    "max_position_embeddings": 64, "num_nextn_predict_layers": 1})");
+  const std::size_t model_tensors = shapes_.size();
+  for (const char* name :
+       {"model.layers.2.eh_proj.weight", "model.layers.2.mlp.down_proj.weight"}) {
+    shapes_[name] = {name, Dtype::f32, {2}};
+    values_[name] = {1.0f, 2.0f};
+  }
+  write_single();
+  const HfFolder folder = HfFolder::open(folder_);
+  ASSERT_EQ(folder.notices().size(), 1u);
+  EXPECT_TRUE(holds(folder.notices()[0], "2 tensors of the layers after layer 1 ignored"));
+  EXPECT_EQ(folder.names().size(), model_tensors);
+  json_["num_nextn_predict_layers"] = 0;
+  write_config();
+  EXPECT_TRUE(holds(fault(), "unexpected tensor 'model.layers.2.eh_proj.weight'"));
+}
+
 TEST_F(HfFolderTest, WholeFileBesideForeignIndexIsRefused) {
   write_single();
   write_shards();
@@ -224,6 +253,42 @@ TEST_F(HfFolderTest, BrokenFiles) {
   EXPECT_EQ(lines_of(text), 1u) << text;
 }
 
+// Rewrites the header of model.safetensors; the data stays.
+void change_header(const std::string& path, const std::function<void(Json&)>& change) {
+  const std::string file = read_file(path);
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  Json header = Json::parse(file.substr(8, length));
+  const std::string data = file.substr(8 + length);
+  change(header);
+  const std::string text = header.dump();
+  length = text.size();
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), 8);
+  out << text << data;
+}
+
+TEST_F(HfFolderTest, OverlapsAndIndexedStrangersAreNamed) {
+  write_single();
+  change_header(folder_ + "/model.safetensors", [](Json& header) {
+    // The last norm begins inside its neighbour.
+    auto& offsets = header["model.norm.weight"]["data_offsets"];
+    offsets = {offsets[0].get<int>() - 8, offsets[1].get<int>() - 8};
+  });
+  std::string text = fault();
+  EXPECT_TRUE(holds(text, "model.safetensors"));
+  EXPECT_TRUE(holds(text, "model.norm.weight"));
+  fs::remove(folder_ + "/model.safetensors");
+
+  shapes_["model.layers.0.mlp.gate.bias"] = {"model.layers.0.mlp.gate.bias", Dtype::f32, {2}};
+  values_["model.layers.0.mlp.gate.bias"] = {1, 2};
+  write_shards();
+  text = fault();
+  EXPECT_TRUE(holds(
+      text, std::string(kFirst) + ": unexpected tensor 'model.layers.0.mlp.gate.bias' F32 [2]"));
+  EXPECT_EQ(lines_of(text), 1u) << text;
+}
+
 // C49.
 TEST_F(HfFolderTest, TiedHeads) {
   json_["tie_word_embeddings"] = true;
@@ -236,10 +301,22 @@ TEST_F(HfFolderTest, TiedHeads) {
     EXPECT_EQ(folder.names().back(), "model.norm.weight");
     EXPECT_THROW(folder.tensor("lm_head.weight"), Error);
   }
+  // The same values in another type are the same head.
+  const std::vector<float> same = values_["lm_head.weight"];
+  std::vector<std::uint16_t> half(same.size());
+  convert_f32_to_bf16(same.data(), static_cast<std::int64_t>(same.size()), half.data());
+  shapes_["lm_head.weight"].dtype = Dtype::bf16;
+  values_["lm_head.weight"].resize(same.size() / 2);
+  std::memcpy(values_["lm_head.weight"].data(), half.data(), half.size() * 2);
+  write_single();
+  EXPECT_EQ(fault(), "");
+  shapes_["lm_head.weight"].dtype = Dtype::f32;
+  values_["lm_head.weight"] = same;
   values_["lm_head.weight"][87] += 1.0f;  // (b) the last element differs
   write_single();
-  EXPECT_TRUE(
-      holds(fault(), "'lm_head.weight' (F32) differs from 'model.embed_tokens.weight' (F32)"));
+  EXPECT_TRUE(holds(fault(),
+                    "'lm_head.weight' (F32) differs from 'model.embed_tokens.weight' (F32), first "
+                    "at element 87"));
   shapes_.erase("lm_head.weight");
   write_single();
   EXPECT_EQ(fault(), "");

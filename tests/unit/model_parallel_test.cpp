@@ -33,6 +33,27 @@ ModelConfig tiny(bool tied) {
   return c;
 }
 
+// What families add to that layer: fused tensors of the files, norms after attention and MLP, over
+// whole projections, layers that are not turned.
+std::vector<ModelConfig> variants() {
+  ModelConfig plain = tiny(false), tied = tiny(true), fused = tiny(false), after = tiny(true);
+  fused.fused_qkv = fused.fused_gate_up = true;
+  fused.qk_norm = QkNorm::none;
+  fused.norms.after_attention = "post_self_attn_layernorm";
+  fused.norms.after_mlp = "post_mlp_layernorm";
+  fused.ropes[0].rotary_dim = 4;
+  fused.ropes[0].interleaved = true;
+  after.norms = {.before_attention = "",
+                 .after_attention = "post_attention_layernorm",
+                 .before_mlp = "",
+                 .after_mlp = "post_feedforward_layernorm"};
+  after.qk_norm = QkNorm::projection;
+  after.layers[2].rope = kNoRope;
+  after.activation = Activation::gelu_tanh;
+  after.embedding_scale = 5.3;
+  return {plain, tied, fused, after};
+}
+
 // A value for each row and column of a Hugging Face tensor, the same on every rank.
 float value(const std::string& name, std::int64_t row, std::int64_t col) {
   const auto h = std::hash<std::string>{}(name) % 1000;
@@ -77,10 +98,10 @@ std::vector<float> logits(const ModelConfig& config, Element element, Group& gro
 }
 
 TEST(TensorParallel, TwoRanksGiveTheLogitsOfOne) {
-  for (bool tied : {false, true})
+  for (const ModelConfig& config : variants())
     for (Element e : {Element::f32, Element::bf16}) {
       Group alone = Group::alone("tp");
-      const auto one = logits(tiny(tied), e, alone);
+      const auto one = logits(config, e, alone);
       const Store server = Store::serve("127.0.0.1", 0, 30);
       std::vector<float> two[2];
       std::vector<std::thread> ranks;
@@ -88,7 +109,7 @@ TEST(TensorParallel, TwoRanksGiveTheLogitsOfOne) {
         ranks.emplace_back([&, r] {
           const Store client = Store::connect("127.0.0.1", server.port(), 30);
           Group group = Group::gloo(client, "tp", r, 2);
-          two[r] = logits(tiny(tied), e, group);
+          two[r] = logits(config, e, group);
         });
       for (auto& t : ranks) t.join();
       EXPECT_EQ(one.size(), 18u * 66u);

@@ -20,8 +20,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kRowsAtOnceBytes = 16 << 20;
+constexpr const char* kMoreTemplates = "additional_chat_templates";
 
-// What a folder holds beside weights and is worth keeping: configs, tokenizer, templates.
+// What a folder holds beside weights and is worth keeping: configs, tokenizer, templates, and the
+// code that an auto_map of its config.json names.
 bool is_side_file(const std::string& name) {
   constexpr std::array<std::string_view, 8> kNames = {"config.json",
                                                       "generation_config.json",
@@ -34,7 +36,8 @@ bool is_side_file(const std::string& name) {
   const std::string_view view = name;
   return std::find(kNames.begin(), kNames.end(), view) != kNames.end() ||
          view.starts_with("tokenizer") || view.starts_with("chat_template") ||
-         view.ends_with(".jinja") || view.ends_with(".tiktoken");
+         view.ends_with(".jinja") || view.ends_with(".tiktoken") || view.ends_with(".model") ||
+         view.ends_with(".py");
 }
 
 std::string without_slash(std::string path) {
@@ -119,6 +122,15 @@ void HfFolderWriter::copy_side_files() {
     if (entry.is_regular_file() && is_side_file(name)) {
       write_file_atomic(temporary_ + "/" + name, read_file(entry.path().string()));
     }
+  }
+  const std::string more = source_ + "/" + kMoreTemplates;
+  if (!fs::is_directory(more)) return;
+  create_folders(temporary_ + "/" + kMoreTemplates);
+  for (const auto& entry : fs::directory_iterator(more)) {
+    if (!entry.is_regular_file()) continue;
+    write_file_atomic(
+        fmt::format("{}/{}/{}", temporary_, kMoreTemplates, entry.path().filename().string()),
+        read_file(entry.path().string()));
   }
 }
 

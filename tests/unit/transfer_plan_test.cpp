@@ -21,7 +21,8 @@ ModelConfig tiny() {
   c.num_heads = 4;
   c.num_kv_heads = 2;
   c.head_dim = 6;
-  c.sliding_windows = {0, 0};
+  c.layers.resize(2);
+  c.ropes.resize(1);
   return c;
 }
 

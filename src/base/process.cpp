@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 
 #include "base/check.h"
@@ -266,6 +267,16 @@ std::string own_executable() {
   TD_CHECK(n > 0, "/proc/self/exe: cannot read: {}", errno_text(errno));
   path.resize(static_cast<std::size_t>(n));
   return path;
+}
+
+std::string cuda_part_path() {
+  return (std::filesystem::path(own_executable()).parent_path() / "libtandem_cuda.so").string();
+}
+
+int num_gpus() {
+  int count = 0;
+  while (::access(fmt::format("/dev/nvidia{}", count).c_str(), F_OK) == 0) ++count;
+  return count;
 }
 
 }  // namespace tandem

@@ -93,4 +93,9 @@ class Process {
 // The path of the running program, for starting it again as another command.
 std::string own_executable();
 
+// Where the part for NVIDIA GPUs lies, built or not: libtandem_cuda.so in the program's folder.
+std::string cuda_part_path();
+// NVIDIA GPUs whose device files this process sees.
+int num_gpus();
+
 }  // namespace tandem

@@ -99,10 +99,10 @@ inline constexpr auto table<ClusterConfig> = std::tuple{
 
 template <>
 inline constexpr auto table<ComputeConfig> = std::tuple{
-    Field{"device",
-          &ComputeConfig::device,
-          "Where ranks compute.",
-          {.now = "auto|cpu", .why = "use --device cpu"}},
+    Field{
+        "device", &ComputeConfig::device,
+        "Where ranks compute. auto: cuda where there is an NVIDIA GPU and libtandem_cuda.so in the "
+        "program's folder, else cpu."},
     Field{"threads_per_rank",
           &ComputeConfig::threads_per_rank,
           "Compute threads of a rank. Default: the cores, shared evenly by the ranks of a node.",
@@ -117,7 +117,7 @@ inline constexpr auto table<ModelOptions> = std::tuple{
     Field{"dtype",
           &ModelOptions::dtype,
           "Type of compute weights and activations. auto: bfloat16 where the processor multiplies "
-          "it (AVX-512 BF16), else float32.",
+          "it (AVX-512 BF16) and on GPUs, else float32.",
           {.miles = "bfloat16"}}};
 
 template <>
@@ -476,11 +476,9 @@ inline constexpr auto table<TrainConfig> = std::tuple{
           "Mean of the loss over tokens, not per sample and then over samples."},
     Field{"share_prompt", &TrainConfig::share_prompt,
           "Compute the prompt that a group shares once."},
-    Field{"deterministic_layout",
-          &TrainConfig::deterministic_layout,
+    Field{"deterministic_layout", &TrainConfig::deterministic_layout,
           "Add gradients in an order that does not depend on the number of ranks. Default: on with "
-          "--device cpu.",
-          {.kind = Kind::no_effect, .why = "gradients are always added in that order"}},
+          "--device cpu. Off: gradient_leaves is 1, which saves memory and time."},
     Field{"gradient_leaves",
           &TrainConfig::gradient_leaves,
           "Parts of the global batch in that order: a power of two.",

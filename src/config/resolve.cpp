@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/process.h"
 
 namespace tandem {
 namespace {
@@ -35,15 +36,23 @@ void fill(std::string& member, const std::string& value, std::string_view name,
 void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t ranks_on_host,
                      const Host& host, Lines& lines) {
   if (compute.device == Device::automatic) {
-    compute.device = Device::cpu;
-    lines.push_back("device = cpu (the only device built so far)");
+    compute.device = host.cuda ? Device::cuda : Device::cpu;
+    lines.push_back(
+        fmt::format("device = {}", host.cuda ? "cuda (a GPU is there)" : "cpu (no GPU)"));
   }
+  TD_CHECK(
+      compute.device != Device::cuda || host.cuda,
+      "--device: cuda wanted, found {} NVIDIA GPUs and {}{}; use --device cpu, or on a machine "
+      "with a GPU build that part (cmake --preset cuda)",
+      num_gpus(), std::filesystem::exists(cuda_part_path()) ? "" : "no ", cuda_part_path());
   fill(compute.threads_per_rank, std::max<std::int64_t>(1, host.num_cpus / ranks_on_host),
        "threads_per_rank", fmt::format("{} cores / {} ranks", host.num_cpus, ranks_on_host), lines);
   if (model.dtype == ComputeDtype::automatic) {
-    model.dtype = host.bf16_instructions ? ComputeDtype::bfloat16 : ComputeDtype::float32;
-    lines.push_back(fmt::format("dtype = {} (this processor has {}AVX-512 BF16)",
-                                name_of(model.dtype), host.bf16_instructions ? "" : "no "));
+    const bool gpu = compute.device == Device::cuda;
+    model.dtype = gpu || host.bf16_instructions ? ComputeDtype::bfloat16 : ComputeDtype::float32;
+    lines.push_back(gpu ? std::string("dtype = bfloat16 (device cuda)")
+                        : fmt::format("dtype = {} (this processor has {}AVX-512 BF16)",
+                                      name_of(model.dtype), host.bf16_instructions ? "" : "no "));
   }
 }
 
@@ -127,6 +136,7 @@ Host this_host() {
 #if defined(__x86_64__)
   host.bf16_instructions = __builtin_cpu_supports("avx512bf16") != 0;
 #endif
+  host.cuda = num_gpus() > 0 && std::filesystem::exists(cuda_part_path());
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   localtime_r(&now, &local);
@@ -149,6 +159,10 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
        lines);
   fill(config.train.deterministic_layout, config.compute.device == Device::cpu,
        "deterministic_layout", "on with --device cpu", lines);
+  if (!*config.train.deterministic_layout && config.train.gradient_leaves != 1) {
+    config.train.gradient_leaves = 1;
+    lines.push_back("gradient_leaves = 1 (deterministic_layout is off)");
+  }
   resolve_evaluation(config, config.evaluate, lines);
   resolve_output(config, host, lines);
   return lines;

@@ -17,6 +17,7 @@ namespace tandem {
 struct Host {
   std::int64_t num_cpus = 1;       // cores that this process may use
   bool bf16_instructions = false;  // AVX-512 BF16
+  bool cuda = false;               // a GPU, and the part of this program that computes on it
   std::string time;                // for names of runs: "20260131-235959"
 };
 Host this_host();

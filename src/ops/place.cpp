@@ -25,21 +25,21 @@ std::mutex loading;
 const CudaPart& load_cuda_part() {
   const std::lock_guard lock(loading);
   if (const CudaPart* part = loaded.load()) return *part;
-  const auto path = std::filesystem::path(own_executable()).parent_path() / "libtandem_cuda.so";
+  const std::string path = cuda_part_path();
   TD_CHECK(std::filesystem::exists(path),
            "--device cuda: {} is not there; build it (cmake --preset cuda, needs nvcc) or use "
            "--device cpu",
-           path.string());
+           path);
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  TD_CHECK(library, "--device cuda: {} cannot be loaded: {}", path.string(), ::dlerror());
+  TD_CHECK(library, "--device cuda: {} cannot be loaded: {}", path, ::dlerror());
   auto* start = reinterpret_cast<decltype(&tandem_cuda_part)>(::dlsym(library, "tandem_cuda_part"));
-  TD_CHECK(start, "--device cuda: {} has no tandem_cuda_part: {}", path.string(), ::dlerror());
+  TD_CHECK(start, "--device cuda: {} has no tandem_cuda_part: {}", path, ::dlerror());
   char why[512] = "";
   const CudaPart* part = start(0, why, sizeof why);
   TD_CHECK(part, "--device cuda: {}; use --device cpu", why);
   TD_CHECK(part->version == kCudaPartVersion,
-           "--device cuda: {} is of version {}, this program wants {}; build both together",
-           path.string(), part->version, kCudaPartVersion);
+           "--device cuda: {} is of version {}, this program wants {}; build both together", path,
+           part->version, kCudaPartVersion);
   loaded.store(part);
   return *part;
 }

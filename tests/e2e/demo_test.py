@@ -1,7 +1,10 @@
 """The demo on the real model, ten steps of one seed: right answers rise by at least 0.3, and trainer
-and engine agree exactly at every step."""
+and engine agree exactly at every step.
+
+With TANDEM_TEST_DEVICE=cuda in the environment on a GPU, where they agree to bf16 rounding."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,6 +13,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cpu")
 BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
 
 
@@ -26,14 +30,15 @@ class Demo(unittest.TestCase):
             "--num-rollout", "10", "--rollout-batch-size", "8", "--n-samples-per-prompt", "8",
             "--rollout-max-response-len", "16", "--rollout-temperature", "1", "--lr", "1e-5",
             "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--clip-grad", "1.0",
-            "--run-dir", folder / "run"]
+            "--device", DEVICE, "--run-dir", folder / "run"]
         done = subprocess.run([str(w) for w in command], capture_output=True, text=True, timeout=1100)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
         steps = [r for r in rows if "train/loss" in r]
         self.assertEqual(len(steps), 10)
         for row in steps:
-            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            gap = row["train/train_rollout_logprob_abs_diff"]
+            self.assertEqual(gap, 0) if DEVICE == "cpu" else self.assertLess(gap, 0.05)
             self.assertEqual(row["train/skipped_steps"], 0)
         before, after = [r["eval/addition"] for r in rows if "eval/addition" in r]
         print(f"right answers: {before:.3f} before, {after:.3f} after 10 steps; "

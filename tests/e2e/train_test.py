@@ -1,5 +1,7 @@
 """The real program on a tiny random model: a whole run with all its files, the same run twice, the
-same run under another engine limit, a perturbed kernel, a killed rank, and faulty command lines."""
+same run under another engine limit, a perturbed kernel, a killed rank, and faulty command lines.
+
+With TANDEM_TEST_DEVICE=cuda in the environment on a GPU, where the gap is small and not 0."""
 
 import json
 import os
@@ -17,13 +19,14 @@ BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
 TANDEM = BUILD / "tandem"
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
 CLOCK = ("perf/", "time")
+DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cpu")
 
 
 def tiny_model(folder: pathlib.Path) -> pathlib.Path:
     """A random two-layer llama with the demo model's tokenizer, so that real prompts fit."""
     target = folder / "tiny"
     subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", target, "--tokenizer", MODEL,
-                    "--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads", "2",
+                    "--hidden-size", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2",
                     "--intermediate-size", "80"], check=True)
     return target
 
@@ -44,7 +47,7 @@ class Train(unittest.TestCase):
                 "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
                 "--rm-type", "last-number", "--num-rollout", "3", "--rollout-batch-size", "4",
                 "--n-samples-per-prompt", "4", "--rollout-max-response-len", "12", "--rollout-shuffle",
-                "--lr", "1e-3", "--threads-per-rank", "1", "--run-dir", self.folder / name, *more]
+                "--lr", "1e-3", "--threads-per-rank", "1", "--device", DEVICE, "--run-dir", self.folder / name, *more]
 
     def run_tandem(self, *arguments, code=0, timeout=300):
         done = subprocess.run([TANDEM, *map(str, arguments)], capture_output=True, text=True,
@@ -60,14 +63,13 @@ class Train(unittest.TestCase):
         evaluation = ["--eval-prompt-data", "addition", f"{ROOT}/examples/addition/eval.jsonl@[0:8]"]
         saved = self.folder / "saved"
         out = self.run_tandem(*self.flags("a", *evaluation, "--save-hf", saved))
-        for text in ("step 1/3", "gap 0", "evaluation 'addition'", "run folder: "):
+        for text in ("step 1/3", "gap 0" if DEVICE == "cpu" else "gap ", "evaluation 'addition'", "run folder: "):
             self.assertIn(text, out)
         rows = self.rows("a")
         steps = [r for r in rows if "train/loss" in r]
         self.assertEqual([r["step"] for r in steps], [0, 1, 2])
         for row in steps:
-            self.assertEqual(row["train/train_rollout_logprob_abs_diff"], 0)
-            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            self.assert_gap(row)
             self.assertGreater(row["train/grad_norm"], 0 if row["rollout/zero_std/count"] < 4 else -1)
         self.assertEqual(len([r for r in rows if "eval/addition" in r]), 2)
         for path in ("config.json", "log.txt", "logs/rank_0.log", "rollouts/rollout_0000002.safetensors"):
@@ -76,6 +78,8 @@ class Train(unittest.TestCase):
             self.assertEqual((saved / path).read_bytes(), (self.model / path).read_bytes())
         self.assertTrue((saved / "model.safetensors").exists())
 
+        if DEVICE != "cpu":
+            return  # nothing is claimed of bits there
         # Again, with an engine that runs three samples at a time and prefills in pieces.
         self.run_tandem(*self.flags("b", *evaluation, "--max-running-requests", "3",
                                     "--max-prefill-tokens", "20"))
@@ -90,13 +94,22 @@ class Train(unittest.TestCase):
     def test_in_bf16_the_gap_is_zero_too(self):
         self.run_tandem(*self.flags("bf16", "--dtype", "bfloat16", "--threads-per-rank", "2"))
         for row in self.rows("bf16"):
-            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            self.assert_gap(row)
 
     def test_a_perturbed_kernel_shows_in_the_gap(self):
         for side in ("engine", "trainer"):
             self.run_tandem(*self.flags(f"perturbed-{side}", "--debug-perturb-kernel", side))
             for row in self.rows(f"perturbed-{side}"):
                 self.assertGreater(row["train/train_rollout_logprob_abs_diff_max"], 0)
+
+    def assert_gap(self, row):
+        """0 on the CPU; on a GPU what bf16 rounding leaves."""
+        gap = row["train/train_rollout_logprob_abs_diff_max"]
+        if DEVICE == "cpu":
+            self.assertEqual(gap, 0)
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff"], 0)
+        else:
+            self.assertLess(gap, 0.1)
 
     def processes_of(self, name):
         found = []

@@ -135,6 +135,25 @@ TEST(Validate, BatchArithmetic) {
   }
 }
 
+TEST(Resolve, TakesAGpuWhereThereIsOne) {
+  Host host = kHost;
+  Config config = good_config();
+  config.compute.device = Device::cuda;
+  EXPECT_THROW(resolve(config, host), Error);
+  host.cuda = true;
+  host.bf16_instructions = false;
+  config = good_config();
+  resolve(config, host);
+  EXPECT_EQ(config.compute.device, Device::cuda);
+  EXPECT_EQ(config.model.dtype, ComputeDtype::bfloat16);
+  EXPECT_EQ(config.train.gradient_leaves, 1);
+  config = good_config();
+  config.compute.device = Device::cpu;
+  resolve(config, host);
+  EXPECT_EQ(config.model.dtype, ComputeDtype::float32);
+  EXPECT_EQ(config.train.gradient_leaves, 8);
+}
+
 TEST(Resolve, FillsAndLogsDerivedValues) {
   Config config = good_config();
   config.evaluate.eval_prompt_data = {"add", "eval.jsonl"};

@@ -104,7 +104,6 @@ TEST(Parse, NamesKeyValueAndRemedyOfEachFault) {
       {"--rollout-stop-token-ids 1 x", {"--rollout-stop-token-ids:", "'1 x'", "integers"}},
       {"--rollout-stop-token-ids 1 -2", {"--rollout-stop-token-ids:", "-2", "at least 0"}},
       {"--device tpu", {"--device:", "'tpu'", "auto, cpu, cuda"}},
-      {"--device cuda", {"--device:", "cuda is not built yet", "--device cpu"}},
       {"--colocate yes", {"--colocate:", "'yes'", "true or false"}},
       {"--rm-type last_number", {"--rm-type:", "'last_number'", "last-number"}},
       {"--rm-type dapo", {"--rm-type:", "dapo is not built yet", "last-number, exact"}},

@@ -1,0 +1,31 @@
+// The ways to compute attention, and the choice between them (flash.cpp, paged.cu, attention.cu).
+#pragma once
+
+#include "ops/cuda/plan.h"
+
+namespace tandem::cuda {
+
+// attention.cu: any shape up to head_dim 256, either element type, slow.
+void write_kv(Element, const AttentionShape&, const AttentionPlan&, const void* qkv, void* k_blocks,
+              void* v_blocks);
+void plain_attention(Element, const AttentionShape&, const AttentionPlan&, const void* qkv,
+                     const void* k_blocks, const void* v_blocks, void* out, float* log_sum_exp);
+void plain_attention_backward(Element, const AttentionShape&, const AttentionPlan&, const void* qkv,
+                              const void* out, const void* dout, const float* log_sum_exp,
+                              void* dqkv);
+
+// packed_keys.cu: keys and values [total_keys, 2, kv_heads, head_dim] from the rows of a training
+// call, and their gradients added back by row in the order of uses. bf16.
+void gather_keys(const AttentionShape&, const AttentionPlan&, const void* qkv, void* keys_values);
+void add_key_gradients(const AttentionShape&, const AttentionPlan&, const void* d_keys,
+                       const void* d_values, void* dqkv);
+
+// flash.cpp: FlashAttention-2 of libtorch_cuda, for bf16 training calls.
+bool flash_takes(Element, const AttentionShape&, const AttentionPlan&);
+void flash_attention(const AttentionShape&, const AttentionPlan&, const void* qkv, void* out,
+                     float* log_sum_exp);
+void flash_attention_backward(const AttentionShape&, const AttentionPlan&, const void* qkv,
+                              const void* out, const void* dout, const float* log_sum_exp,
+                              void* dqkv);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,87 @@
+// What every kernel shares on the device side: elements as floats, singly and eight at a time,
+// sums over a warp and over a group of warps in a fixed tree, and the choice of the element type.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "ops/cuda/device.h"
+#include "ops/kernels/kernels.h"
+
+namespace tandem::cuda {
+
+using bf16_t = __nv_bfloat16;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16_t x) { return __bfloat162float(x); }
+template <class E>
+__device__ inline E from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline bf16_t from_float<bf16_t>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// N consecutive elements; N > 1 wants an address that is a multiple of their size, 16 bytes at most
+// in one access.
+template <class E, int N>
+struct alignas(sizeof(E) * N > 16 ? 16 : sizeof(E) * N) Pack {
+  E e[N];
+};
+template <int N, class E>
+__device__ inline void load(const E* from, float (&to)[N]) {
+  const auto p = *reinterpret_cast<const Pack<E, N>*>(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = to_float(p.e[i]);
+}
+template <int N, class E>
+__device__ inline void store(E* to, const float (&from)[N]) {
+  Pack<E, N> p;
+#pragma unroll
+  for (int i = 0; i < N; ++i) p.e[i] = from_float<E>(from[i]);
+  *reinterpret_cast<Pack<E, N>*>(to) = p;
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d >= 1; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int d = 16; d >= 1; d /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
+  return x;
+}
+
+// The sum over the kWarps warps of a group of threads, in every thread; `shared` is the group's own
+// kWarps floats. All threads of the block call it.
+template <int kWarps>
+__device__ inline float group_sum(float x, float* shared) {
+  x = warp_sum(x);
+  if constexpr (kWarps == 1) return x;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarps;
+  __syncthreads();
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) sum += shared[i];
+  return sum;
+}
+
+// Calls f(E{}, width) with the element type, and how many elements fit one 16-byte access if all
+// rows allow it (1 otherwise).
+template <class F>
+void with_element(Element e, F&& f) {
+  if (e == Element::f32)
+    f(float{});
+  else
+    f(bf16_t{});
+}
+inline bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+}  // namespace tandem::cuda

@@ -1,0 +1,70 @@
+// The functions of the CUDA table, by file; part.cpp puts them together.
+#pragma once
+
+#include "ops/cuda/part.h"
+#include "ops/kernels/kernels.h"
+
+namespace tandem::cuda {
+
+// gemm.cpp
+void linear(Element, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
+            std::int64_t rows, std::int64_t n, std::int64_t k);
+void linear_dx(Element, const void* dy, bool dy_is_f32, const void* w, void* dx, std::int64_t rows,
+               std::int64_t n, std::int64_t k);
+void linear_dw(Element, const void* dy, bool dy_is_f32, const void* x, float* dw, bool accumulate,
+               std::int64_t rows, std::int64_t n, std::int64_t k);
+
+// rowwise.cu
+void fill_rows(Element, const void* row, void* y, bool y_is_f32, std::int64_t rows,
+               std::int64_t width);
+void gather_rows(Element, const void* w, std::int64_t k, const std::int32_t* ids, std::int64_t rows,
+                 void* y);
+void rms_norm(Element, const void* x, const void* weight, float eps, float offset, void* y,
+              float* rstd, std::int64_t rows, std::int64_t width);
+void rms_norm_dx(Element, const void* dy, const void* x, const void* weight, float offset,
+                 const float* rstd, void* dx, std::int64_t rows, std::int64_t width);
+void rotary(Element, void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
+            std::int64_t rotary_dim, const std::int32_t* positions, const float* cos,
+            const float* sin, int direction, std::int64_t rows);
+void silu_mul(Element, const void* x, void* y, std::int64_t rows, std::int64_t width);
+void silu_mul_dx(Element, const void* dy, const void* x, void* dx, std::int64_t rows,
+                 std::int64_t width);
+void to_f32(const bf16* x, float* y, std::int64_t count);
+void to_bf16(const float* x, bf16* y, std::int64_t count);
+
+// reduce.cu
+void bias_dw(Element, const void* dy, float* db, std::int64_t rows, std::int64_t n);
+void rms_norm_dw(Element, const void* dy, const void* x, const float* rstd, float* dw,
+                 std::int64_t rows, std::int64_t width);
+void add_rows(Element, const void* dy, const std::int32_t* ids, std::int64_t skipped_id, float* dw,
+              std::int64_t rows, std::int64_t k);
+void sum_squares(const float* x, std::int64_t count, double* sums);
+// part.cpp: `order` such that ids[order[·]] ascend, equal ids in the order of rows; device memory.
+void sort_ids(const std::int32_t* ids, std::int64_t rows, std::int32_t* sorted,
+              std::int64_t* order);
+
+// softmax.cu
+void log_softmax_gather(const float* logits, const std::int32_t* ids, float temperature,
+                        float* log_probs, float* log_sum_exp, float* entropy, std::int64_t rows,
+                        std::int64_t vocab);
+void log_softmax_backward(float* logits, const std::int32_t* ids, float temperature,
+                          const float* log_sum_exp, const float* entropy, const float* d_log_prob,
+                          const float* d_entropy, std::int64_t rows, std::int64_t vocab);
+void sample(const float* logits, std::int64_t vocab, const SampleRow* draws, std::int64_t num_draws,
+            std::int32_t* tokens, float* log_probs);
+
+// optimizer.cu
+void add_f32(float* x, const float* y, std::int64_t count);
+void copy_f32(const float* x, float* y, std::int64_t count);
+void adamw(const AdamWStep&, const float* grad, float* master, float* exp_avg, float* exp_avg_sq,
+           std::int64_t count);
+
+// attention.cu
+AttentionPlan* plan_attention(Element, const AttentionShape&, const AttentionCall&);
+void free_plan(AttentionPlan* plan);
+void attention(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
+               void* k_blocks, void* v_blocks, void* out, float* log_sum_exp);
+void attention_backward(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
+                        const void* out, const void* dout, const float* log_sum_exp, void* dqkv);
+
+}  // namespace tandem::cuda

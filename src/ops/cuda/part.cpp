@@ -1,0 +1,176 @@
+// The table of the CUDA part, its memory, and this process's device and streams, over torch's CUDA
+// runtime layer, so that torch's operations and these kernels share streams and memory.
+#include "ops/cuda/part.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ops/sort.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "ops/cuda/attention.h"
+#include "ops/cuda/kernels.h"
+
+namespace tandem::cuda {
+
+cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+Scratch::Scratch(std::int64_t bytes) {
+  if (bytes > 0)
+    data_ = c10::cuda::CUDACachingAllocator::raw_alloc(static_cast<std::size_t>(bytes));
+}
+Scratch::~Scratch() {
+  if (data_) c10::cuda::CUDACachingAllocator::raw_delete(data_);
+}
+
+void sort_ids(const std::int32_t* ids, std::int64_t rows, std::int32_t* sorted,
+              std::int64_t* order) {
+  const auto device = at::dtype(at::kInt).device(at::kCUDA, at::DeviceIndex(-1));
+  const auto in = at::from_blob(const_cast<std::int32_t*>(ids), {rows}, device);
+  const auto [values, indices] = at::sort(in, /*stable=*/true, 0, /*descending=*/false);
+  at::from_blob(sorted, {rows}, device).copy_(values);
+  at::from_blob(order, {rows}, device.dtype(at::kLong)).copy_(indices);
+}
+
+void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan, const void* qkv,
+               void* k_blocks, void* v_blocks, void* out, float* log_sum_exp) {
+  if (plan->from_rows) {
+    if (flash_takes(e, shape, *plan))
+      flash_attention(shape, *plan, qkv, out, log_sum_exp);
+    else
+      plain_attention(e, shape, *plan, qkv, nullptr, nullptr, out, log_sum_exp);
+    return;
+  }
+  write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
+  plain_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out, log_sum_exp);
+}
+
+void attention_backward(Element e, const AttentionShape& shape, const AttentionPlan* plan,
+                        const void* qkv, const void* out, const void* dout,
+                        const float* log_sum_exp, void* dqkv) {
+  if (flash_takes(e, shape, *plan))
+    flash_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+  else
+    plain_attention_backward(e, shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+}
+
+namespace {
+
+void* allocate(std::int64_t bytes) {
+  void* p = nullptr;
+  if (cudaMalloc(&p, static_cast<std::size_t>(bytes)) != cudaSuccess) {
+    cudaGetLastError();
+    // What torch's allocator keeps for later may be what is missing.
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    if (cudaMalloc(&p, static_cast<std::size_t>(bytes)) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+  }
+  CHECK_CUDA(cudaMemsetAsync(p, 0, static_cast<std::size_t>(bytes), stream()));
+  return p;
+}
+
+void release(void* memory) {
+  // At the end of the process the driver may be gone already.
+  cudaFree(memory);
+  cudaGetLastError();
+}
+
+void write(void* to, const void* host, std::int64_t bytes) {
+  CHECK_CUDA(
+      cudaMemcpyAsync(to, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream()));
+  CHECK_CUDA(cudaStreamSynchronize(stream()));
+}
+
+void read(void* host, const void* from, std::int64_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(host, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost,
+                             stream()));
+  CHECK_CUDA(cudaStreamSynchronize(stream()));
+}
+
+void zero(void* memory, std::int64_t bytes) {
+  CHECK_CUDA(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), stream()));
+}
+
+void synchronize() { CHECK_CUDA(cudaStreamSynchronize(stream())); }
+
+constexpr Kernels kTable = {.name = "cuda",
+                            .place = Place::cuda,
+                            .linear = &linear,
+                            .linear_dx = &linear_dx,
+                            .linear_dw = &linear_dw,
+                            .bias_dw = &bias_dw,
+                            .write_panels = nullptr,
+                            .read_panels = nullptr,
+                            .gather_rows = &gather_rows,
+                            .add_rows = &add_rows,
+                            .rms_norm = &rms_norm,
+                            .rms_norm_dx = &rms_norm_dx,
+                            .rms_norm_dw = &rms_norm_dw,
+                            .rotary = &rotary,
+                            .silu_mul = &silu_mul,
+                            .silu_mul_dx = &silu_mul_dx,
+                            .to_f32 = &to_f32,
+                            .to_bf16 = &to_bf16,
+                            .write_kv = nullptr,
+                            .attention = nullptr,
+                            .attention_backward = nullptr,
+                            .log_softmax_gather = &log_softmax_gather,
+                            .log_softmax_backward = &log_softmax_backward,
+                            .sample = &sample,
+                            .sum_squares = &sum_squares,
+                            .add_f32 = &add_f32,
+                            .copy_f32 = &copy_f32,
+                            .adamw = &adamw};
+
+const CudaPart* start(int device) {
+  static CudaPart part;
+  static cudaDeviceProp properties;
+  int count = 0;
+  CHECK_CUDA(cudaGetDeviceCount(&count));
+  if (device >= count)
+    throw std::runtime_error("GPU " + std::to_string(device) + " wanted, " + std::to_string(count) +
+                             " found");
+  CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
+  if (properties.major != 9)
+    throw std::runtime_error(std::string(properties.name) +
+                             ": this build has kernels for Hopper (compute capability 9.0) alone");
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+  // Not the default stream: only others can be captured into graphs.
+  c10::cuda::setCurrentCUDAStream(
+      c10::cuda::getStreamFromPool(true, static_cast<c10::DeviceIndex>(device)));
+  part = {.version = kCudaPartVersion,
+          .device = device,
+          .device_name = properties.name,
+          .device_bytes = static_cast<std::int64_t>(properties.totalGlobalMem),
+          .kernels = &kTable,
+          .allocate = &allocate,
+          .release = &release,
+          .write = &write,
+          .read = &read,
+          .zero = &zero,
+          .plan_attention = &plan_attention,
+          .free_plan = &free_plan,
+          .attention = &attention,
+          .attention_backward = &attention_backward,
+          .synchronize = &synchronize};
+  return &part;
+}
+
+}  // namespace
+}  // namespace tandem::cuda
+
+extern "C" __attribute__((visibility("default"))) const tandem::CudaPart* tandem_cuda_part(
+    int device, char* error, std::int64_t error_bytes) {
+  // The border of the library: what goes wrong is told in words.
+  try {
+    return tandem::cuda::start(device);
+  } catch (const std::exception& e) {
+    std::snprintf(error, static_cast<std::size_t>(error_bytes), "%s", e.what());
+    return nullptr;
+  }
+}

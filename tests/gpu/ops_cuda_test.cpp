@@ -1,0 +1,487 @@
+// The CUDA kernels behind the model's operations against slow references in double over odd shapes,
+// forward and backward, in f32 and bf16. f32 must agree to rounding; bf16 as its 8 bits let it, by
+// the norm of the difference.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <random>
+
+#include "gpu/gpu.h"
+#include "ops/functions.h"
+
+namespace tandem {
+namespace {
+
+at::Device gpu() { return device_of(Place::cuda); }
+
+// Random values, rounded to the element type, on the CPU in double.
+at::Tensor values(at::IntArrayRef shape, Element e, double scale = 1.0) {
+  return (at::randn(shape) * scale).to(scalar_type(e)).to(at::kDouble);
+}
+at::Tensor on_gpu(const at::Tensor& x, Element e) { return x.to(scalar_type(e)).to(gpu()); }
+at::Tensor back(const at::Tensor& x) { return x.to(at::kCPU).to(at::kDouble); }
+
+double difference(const at::Tensor& got, const at::Tensor& want) {
+  const double norm = want.norm().item<double>();
+  return (got - want).norm().item<double>() / (norm > 0 ? norm : 1.0);
+}
+double tolerance(Element e) { return e == Element::f32 ? 3e-6 : 6e-3; }
+
+#define EXPECT_CLOSE(got, want, e)                       \
+  do {                                                   \
+    const at::Tensor g_ = back(got), w_ = (want);        \
+    ASSERT_EQ(g_.sizes(), w_.sizes());                   \
+    EXPECT_LT(difference(g_, w_), tolerance(e)) << #got; \
+  } while (false)
+
+// A weight on the GPU with its gradient buffer, whose old content must not matter.
+struct Weight {
+  Weight(const at::Tensor& w, Element e)
+      : data(on_gpu(w, e)), grad(at::full(w.sizes(), 7.0, at::dtype(at::kFloat).device(gpu()))) {
+    view = {.name = "w",
+            .data = data.data_ptr(),
+            .element = e,
+            .place = Place::cuda,
+            .rows = w.dim() == 2 ? w.size(0) : 1,
+            .cols = w.size(-1),
+            .grad = grad.data_ptr<float>(),
+            .fresh = true};
+  }
+  at::Tensor data, grad;
+  WeightView view;
+};
+
+class Cuda : public testing::TestWithParam<Element> {
+ protected:
+  void SetUp() override {
+    TD_NEED_GPU();
+    at::manual_seed(1);
+    e = GetParam();
+  }
+  Element e = Element::f32;
+};
+
+TEST_P(Cuda, Linear) {
+  for (auto [rows, n, k] :
+       {std::tuple{1, 1, 1}, {5, 17, 7}, {33, 48, 64}, {130, 1100, 19}, {64, 576, 1536}}) {
+    for (const bool with_bias : {false, true}) {
+      const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e),
+                 dy = values({rows, n}, e);
+      Weight weight(w, e), bias(b.view({1, n}), e);
+      auto gx = on_gpu(x, e).requires_grad_(true);
+      const auto y = linear(gx, weight.view, with_bias ? &bias.view : nullptr);
+      EXPECT_CLOSE(y.detach(), at::matmul(x, w.t()) + (with_bias ? b : at::zeros({n})), e);
+      y.backward(on_gpu(dy, e));
+      EXPECT_CLOSE(gx.grad(), at::matmul(dy, w), e);
+      EXPECT_CLOSE(weight.grad, at::matmul(dy.t(), x), e);
+      if (with_bias) {
+        EXPECT_CLOSE(bias.grad.view({n}), dy.sum(0), e);
+      }
+      // A second backward adds.
+      linear(gx, weight.view, nullptr).backward(on_gpu(dy, e));
+      EXPECT_CLOSE(weight.grad, 2 * at::matmul(dy.t(), x), e);
+    }
+  }
+}
+
+TEST_P(Cuda, RmsNorm) {
+  for (auto [rows, width] : {std::pair{1, 4},
+                             {3, 5},
+                             {70, 64},
+                             {9, 128},
+                             {300, 576},
+                             {5, 1000},
+                             {11, 2560},
+                             {2, 8192}}) {
+    const auto x = values({rows, width}, e), w = values({width}, e), dy = values({rows, width}, e);
+    Weight weight(w, e);
+    auto gx = on_gpu(x, e).requires_grad_(true);
+    const auto y = rms_norm(gx, weight.view, 1e-5f, 0.5f);
+    const auto wx = x.clone().requires_grad_(true), ww = w.clone().requires_grad_(true);
+    const auto want = wx * at::rsqrt(wx.square().mean(1, true) + 1e-5) * (ww + 0.5);
+    EXPECT_CLOSE(y.detach(), want.detach(), e);
+    y.backward(on_gpu(dy, e));
+    want.backward(dy);
+    EXPECT_CLOSE(gx.grad(), wx.grad(), e);
+    EXPECT_CLOSE(weight.grad, ww.grad(), e);
+  }
+}
+
+TEST_P(Cuda, RotaryTurnsAndTurnsBack) {
+  for (auto [heads, kv, dim, rotary_dim] :
+       {std::tuple{2, 1, 2, 2}, {4, 2, 64, 64}, {3, 3, 80, 32}, {9, 3, 128, 128}}) {
+    const AttentionShape shape{.num_heads = heads, .num_kv_heads = kv, .head_dim = dim};
+    const std::int64_t rows = 13, half = rotary_dim / 2;
+    const auto x = values({rows, shape.qkv_width()}, e),
+               angle = at::rand({40, half}).to(at::kDouble);
+    std::vector<std::int32_t> positions;
+    for (int i = 0; i < rows; ++i) positions.push_back((i * 7) % 40);
+    const auto at_positions = ids_tensor("position", positions, 40, Place::cuda);
+    auto leaf = on_gpu(x, e).requires_grad_(true);
+    const auto y = rotary(leaf * 1.0, shape, at_positions, angle.cos().to(at::kFloat).to(gpu()),
+                          angle.sin().to(at::kFloat).to(gpu()));
+    auto want = x.clone().view({rows, heads + 2 * kv, dim});
+    const auto index = ids_tensor("position", positions, 40, Place::cpu).to(at::kLong);
+    const auto c = angle.cos().to(at::kFloat).to(at::kDouble).index_select(0, index).unsqueeze(1);
+    const auto s = angle.sin().to(at::kFloat).to(at::kDouble).index_select(0, index).unsqueeze(1);
+    const auto low = x.view_as(want).narrow(1, 0, heads + kv).narrow(2, 0, half);
+    const auto high = x.view_as(want).narrow(1, 0, heads + kv).narrow(2, half, half);
+    want.narrow(1, 0, heads + kv).narrow(2, 0, half).copy_(low * c - high * s);
+    want.narrow(1, 0, heads + kv).narrow(2, half, half).copy_(high * c + low * s);
+    EXPECT_CLOSE(y.detach(), want.view({rows, -1}), e);
+    // The rotation is orthogonal: backward of the result is the input again.
+    y.backward(on_gpu(want.view({rows, -1}), e));
+    EXPECT_CLOSE(leaf.grad(), x, e);
+  }
+}
+
+TEST_P(Cuda, SiluMul) {
+  for (auto [rows, width] : {std::pair{1, 1}, {7, 33}, {50, 80}, {3, 9728}}) {
+    const auto x = values({rows, 2 * width}, e, 2.0), dy = values({rows, width}, e);
+    auto gx = on_gpu(x, e).requires_grad_(true);
+    const auto y = silu_mul(gx);
+    const auto wx = x.clone().requires_grad_(true);
+    const auto gate = wx.narrow(1, 0, width), up = wx.narrow(1, width, width);
+    const auto want = gate * at::sigmoid(gate) * up;
+    EXPECT_CLOSE(y.detach(), want.detach(), e);
+    y.backward(on_gpu(dy, e));
+    want.backward(dy);
+    EXPECT_CLOSE(gx.grad(), wx.grad(), e);
+  }
+}
+
+TEST_P(Cuda, EmbeddingLooksUpAndAddsByToken) {
+  for (auto [vocab, width, rows] : {std::tuple{5, 3, 1}, {40, 64, 300}, {1000, 576, 77}}) {
+    const auto w = values({vocab, width}, e), dy = values({rows, width}, e);
+    std::vector<std::int32_t> ids;
+    for (int i = 0; i < rows; ++i) ids.push_back((i * i) % vocab);
+    Weight weight(w, e);
+    const auto y = embedding(ids_tensor("id", ids, vocab, Place::cuda), weight.view, 4);
+    const auto index = ids_tensor("id", ids, vocab, Place::cpu).to(at::kLong);
+    EXPECT_CLOSE(y.detach(), w.index_select(0, index), e);
+    y.backward(on_gpu(dy, e));
+    auto want = at::zeros({vocab, width}, at::kDouble).index_add(0, index, dy);
+    want[4].zero_();
+    EXPECT_CLOSE(weight.grad, want, e);
+  }
+}
+
+TEST_P(Cuda, HeadLogProbsAndEntropy) {
+  for (auto [rows, vocab, k] :
+       {std::tuple{1, 7, 4}, {9, 1025, 16}, {3, 49152, 64}, {130, 3000, 24}}) {
+    const auto x = values({rows, k}, e), w = values({vocab, k}, e);
+    const auto dp = values({rows}, Element::f32), dh = values({rows}, Element::f32);
+    std::vector<std::int32_t> ids;
+    for (int i = 0; i < rows; ++i) ids.push_back((i * 1237 + vocab - 1) % vocab);
+    Weight weight(w, e);
+    auto gx = on_gpu(x, e).requires_grad_(true);
+    const auto out = head_log_probs(gx, ids, weight.view, 0.7f, true);
+    const auto wx = x.clone().requires_grad_(true), ww = w.clone().requires_grad_(true);
+    const auto log_p = at::log_softmax(at::matmul(wx, ww.t()) / double{0.7f}, 1);
+    const auto index = ids_tensor("id", ids, vocab, Place::cpu).to(at::kLong);
+    const auto want = log_p.gather(1, index.unsqueeze(1)).squeeze(1);
+    const auto entropy = -(log_p.exp() * log_p).sum(1);
+    EXPECT_LT((back(out.log_probs.detach()) - want.detach()).abs().max().item<double>(), 2e-4);
+    EXPECT_LT((back(out.entropy.detach()) - entropy.detach()).abs().max().item<double>(), 2e-4);
+    ((out.log_probs * dp.to(at::kFloat).to(gpu())).sum() +
+     (out.entropy * dh.to(at::kFloat).to(gpu())).sum())
+        .backward();
+    ((want * dp).sum() + (entropy * dh).sum()).backward();
+    const double tol = e == Element::f32 ? 2e-5 : 1e-2;
+    EXPECT_LT(difference(back(gx.grad()), wx.grad()), tol);
+    EXPECT_LT(difference(back(weight.grad), ww.grad()), tol);
+    // Without the entropy the same log-probabilities, bit for bit.
+    const auto again = head_log_probs(gx.detach(), ids, weight.view, 0.7f, false);
+    EXPECT_TRUE(at::equal(again.log_probs, out.log_probs.detach()));
+  }
+}
+
+// ---- attention
+
+struct AttentionCase {
+  std::int64_t heads, kv_heads, dim, window;
+  std::vector<std::int64_t> prompts, responses;  // a response shares the prompt of its number
+};
+
+Segment segment(std::int64_t row_begin, std::int64_t num_rows, std::int64_t position_begin) {
+  Segment s;
+  s.row_begin = row_begin;
+  s.num_rows = num_rows;
+  s.position_begin = position_begin;
+  return s;
+}
+
+// Segments of prompts, then responses that see their prompt's rows.
+struct Layout {
+  explicit Layout(const AttentionCase& c) {
+    for (std::size_t i = 0; i < c.prompts.size(); ++i) {
+      add(c.prompts[i], 0, {});
+      const auto prompt = key_rows.back();
+      for (std::size_t j = 0; j < c.responses.size(); ++j)
+        if (j % c.prompts.size() == i) add(c.responses[j], c.prompts[i], prompt);
+    }
+    for (std::size_t i = 0; i < segments.size(); ++i) segments[i].key_rows = key_rows[i].data();
+  }
+  void add(std::int64_t n, std::int64_t position, std::vector<std::int32_t> keys) {
+    segments.push_back(segment(rows, n, position));
+    for (std::int64_t i = 0; i < n; ++i) keys.push_back(static_cast<std::int32_t>(rows + i));
+    key_rows.push_back(std::move(keys));
+    rows += n;
+  }
+  std::int64_t rows = 0;
+  std::vector<Segment> segments;
+  std::vector<std::vector<std::int32_t>> key_rows;
+};
+
+at::Tensor reference(const at::Tensor& qkv, const AttentionShape& s, const Layout& layout) {
+  const auto heads = qkv.view({-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim});
+  std::vector<at::Tensor> out;
+  for (std::size_t i = 0; i < layout.segments.size(); ++i) {
+    const Segment& seg = layout.segments[i];
+    const auto rows = at::tensor(at::ArrayRef<std::int32_t>(layout.key_rows[i]), at::kLong);
+    const std::int64_t group = s.num_heads / s.num_kv_heads;
+    const auto q = heads.narrow(0, seg.row_begin, seg.num_rows).narrow(1, 0, s.num_heads);
+    const auto kv = heads.index_select(0, rows);
+    const auto k = kv.narrow(1, s.num_heads, s.num_kv_heads).repeat_interleave(group, 1);
+    const auto v =
+        kv.narrow(1, s.num_heads + s.num_kv_heads, s.num_kv_heads).repeat_interleave(group, 1);
+    auto scores = at::einsum("qhd,khd->hqk", {q, k}) * double{s.scale};
+    const auto p = at::arange(seg.position_begin, seg.position_begin + seg.num_rows).unsqueeze(1);
+    const auto t = at::arange(seg.position_begin + seg.num_rows).unsqueeze(0);
+    auto hidden = t > p;
+    if (s.window > 0) hidden = hidden.logical_or(t <= p - s.window);
+    scores = scores.masked_fill(hidden, -INFINITY);
+    out.push_back(at::einsum("hqk,khd->qhd", {at::softmax(scores, 2), v})
+                      .reshape({seg.num_rows, s.num_heads * s.head_dim}));
+  }
+  return at::cat(out, 0);
+}
+
+const std::vector<AttentionCase>& attention_cases() {
+  static const std::vector<AttentionCase> cases = {
+      {1, 1, 2, 0, {1}, {}},
+      {3, 1, 5, 0, {7, 33}, {}},
+      {4, 2, 64, 0, {1, 100, 17}, {}},
+      {9, 3, 64, 0, {40, 5}, {1, 50, 33, 2}},
+      {8, 2, 128, 0, {129}, {64, 65, 1}},
+      {6, 2, 96, 0, {70, 3}, {20}},
+      {4, 4, 64, 9, {50}, {30, 12}},
+      {2, 1, 80, 0, {31}, {5}},
+      {2, 2, 256, 0, {37}, {9}},
+  };
+  return cases;
+}
+
+AttentionShape shape_of(const AttentionCase& c) {
+  return {.num_heads = c.heads,
+          .num_kv_heads = c.kv_heads,
+          .head_dim = c.dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(c.dim)),
+          .window = c.window};
+}
+
+TEST_P(Cuda, PackedAttentionForwardAndBackward) {
+  for (const AttentionCase& c : attention_cases()) {
+    SCOPED_TRACE("heads " + std::to_string(c.heads) + " dim " + std::to_string(c.dim) +
+                 " prompts " + std::to_string(c.prompts.size()));
+    const AttentionShape shape = shape_of(c);
+    const Layout layout(c);
+    const auto x = values({layout.rows, shape.qkv_width()}, e);
+    const auto dy = values({layout.rows, c.heads * c.dim}, e);
+    AttentionPlan* plan = cuda_part().plan_attention(
+        e, shape,
+        {.segments = layout.segments.data(),
+         .num_segments = static_cast<std::int64_t>(layout.segments.size()),
+         .rows = layout.rows});
+    const LayerKv kv{.k_blocks = nullptr,
+                     .v_blocks = nullptr,
+                     .writes = {},
+                     .segments = layout.segments,
+                     .plan = plan};
+    auto gx = on_gpu(x, e).requires_grad_(true);
+    const auto y = attention(gx, shape, kv);
+    const auto wx = x.clone().requires_grad_(true);
+    const auto want = reference(wx, shape, layout);
+    const double tol = e == Element::f32 ? 1e-5 : 1e-2;
+    EXPECT_LT(difference(back(y.detach()), want.detach()), tol);
+    y.backward(on_gpu(dy, e));
+    want.backward(dy);
+    for (auto [begin, n, what] : {std::tuple{std::int64_t{0}, c.heads, "dq"},
+                                  {c.heads, c.kv_heads, "dk"},
+                                  {c.heads + c.kv_heads, c.kv_heads, "dv"}})
+      EXPECT_LT(difference(back(gx.grad()).narrow(1, begin * c.dim, n * c.dim),
+                           wx.grad().narrow(1, begin * c.dim, n * c.dim)),
+                tol)
+          << what;
+    cuda_part().free_plan(plan);
+  }
+}
+
+// A prefill in two pieces and then single rows over scattered blocks give what one packed call
+// gives, whatever else is in the call.
+TEST_P(Cuda, PagedAttentionInPieces) {
+  for (const AttentionCase& base : attention_cases()) {
+    AttentionCase c = base;
+    c.responses.clear();
+    c.prompts = {45, 70, 16, 3};
+    SCOPED_TRACE("heads " + std::to_string(c.heads) + " dim " + std::to_string(c.dim) + " window " +
+                 std::to_string(c.window));
+    const AttentionShape shape = shape_of(c);
+    const Layout layout(c);
+    const auto x = values({layout.rows, shape.qkv_width()}, e);
+    const auto want = reference(x, shape, layout);
+    const std::int64_t per_sequence = 6, num_blocks = 4 * per_sequence;
+    const auto bytes = at::dtype(scalar_type(e)).device(gpu());
+    // Poison: what is read without having been written shows.
+    auto k = at::full({num_blocks, 16, c.kv_heads, c.dim}, NAN, bytes), v = k.clone();
+    std::vector<std::vector<std::int32_t>> blocks(4);
+    for (std::int32_t b = 0; b < num_blocks; ++b) blocks[b % 4].push_back(num_blocks - 1 - b);
+    std::vector<std::int64_t> done(4, 0);
+    const auto gx = on_gpu(x, e);
+    auto got = at::zeros_like(want);
+    for (int step = 0;; ++step) {
+      std::vector<Segment> segments;
+      std::vector<KvWrite> writes;
+      std::vector<std::int64_t> rows;
+      for (int s = 0; s < 4; ++s) {
+        const std::int64_t left = c.prompts[s] - done[s];
+        const std::int64_t n = std::min<std::int64_t>(left, step < 2 ? 20 + s : 1);
+        if (n == 0) continue;
+        segments.push_back({.row_begin = static_cast<std::int64_t>(rows.size()),
+                            .num_rows = n,
+                            .position_begin = done[s],
+                            .blocks = blocks[s].data(),
+                            .num_blocks = per_sequence});
+        for (std::int64_t i = 0; i < n; ++i, ++done[s]) {
+          writes.push_back({static_cast<std::int64_t>(rows.size()),
+                            blocks[s][done[s] / 16] * 16 + done[s] % 16});
+          rows.push_back(layout.segments[s].row_begin + done[s]);
+        }
+      }
+      if (rows.empty()) break;
+      AttentionPlan* plan =
+          cuda_part().plan_attention(e, shape,
+                                     {.segments = segments.data(),
+                                      .num_segments = static_cast<std::int64_t>(segments.size()),
+                                      .writes = writes.data(),
+                                      .num_writes = static_cast<std::int64_t>(writes.size()),
+                                      .rows = static_cast<std::int64_t>(rows.size())});
+      const auto index = at::tensor(at::ArrayRef<std::int64_t>(rows), at::kLong);
+      const at::NoGradGuard no_grad;
+      const auto y = attention(gx.index_select(0, index.to(gpu())), shape,
+                               {.k_blocks = k.data_ptr(),
+                                .v_blocks = v.data_ptr(),
+                                .writes = writes,
+                                .segments = segments,
+                                .plan = plan});
+      got.index_copy_(0, index, back(y));
+      cuda_part().free_plan(plan);
+    }
+    EXPECT_LT(difference(got, want), e == Element::f32 ? 1e-5 : 1e-2);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Cuda, testing::Values(Element::f32, Element::bf16),
+                         [](const auto& p) { return p.param == Element::f32 ? "f32" : "bf16"; });
+
+// ---- sampling and the optimizer, against the CPU table
+
+TEST(CudaSampling, DrawsTheTokensOfTheCpu) {
+  TD_NEED_GPU();
+  at::manual_seed(3);
+  for (const std::int64_t vocab : {3, 1024, 5000, 49152}) {
+    const std::int64_t rows = 40, draws = 400;
+    const auto logits = at::randn({rows, vocab}) * 2;
+    std::vector<SampleRow> params;
+    for (std::int64_t i = 0; i < draws; ++i)
+      params.push_back({.row = i % rows,
+                        .temperature = i % 5 == 0 ? 0.0 : 0.5 + 0.1 * static_cast<double>(i % 9),
+                        .seed = 11,
+                        .sample_id = static_cast<std::uint64_t>(i),
+                        .position = static_cast<std::uint64_t>(i % 3),
+                        .evaluation = i % 2 == 0});
+    std::vector<std::int32_t> cpu_ids(draws), gpu_ids(draws);
+    std::vector<float> cpu_p(draws), gpu_p(draws);
+    kernels().sample(logits.data_ptr<float>(), vocab, params.data(), draws, cpu_ids.data(),
+                     cpu_p.data());
+    const auto on_device = logits.to(gpu());
+    kernels(Place::cuda)
+        .sample(on_device.data_ptr<float>(), vocab, params.data(), draws, gpu_ids.data(),
+                gpu_p.data());
+    // A draw within rounding of a border may fall on the other side.
+    std::int64_t different = 0;
+    for (std::int64_t i = 0; i < draws; ++i) {
+      different += cpu_ids[i] != gpu_ids[i];
+      if (params[i].temperature == 0.0) {
+        EXPECT_EQ(cpu_ids[i], gpu_ids[i]);
+      }
+      if (cpu_ids[i] == gpu_ids[i]) {
+        EXPECT_NEAR(cpu_p[i], gpu_p[i], 1e-4);
+      }
+    }
+    EXPECT_LE(different, 2) << "vocabulary " << vocab;
+    // The log-probability is the trainer's, bit for bit.
+    for (std::int64_t i = 0; i < draws; i += 37) {
+      const auto id = at::full({1}, gpu_ids[i], at::dtype(at::kInt).device(gpu()));
+      auto p = at::empty({1}, at::dtype(at::kFloat).device(gpu()));
+      const double t = params[i].temperature;
+      kernels(Place::cuda)
+          .log_softmax_gather(on_device[i % rows].data_ptr<float>(), id.data_ptr<std::int32_t>(),
+                              t == 0.0 ? 1.0f : static_cast<float>(t), p.data_ptr<float>(), nullptr,
+                              nullptr, 1, vocab);
+      EXPECT_EQ(p.item<float>(), gpu_p[i]);
+    }
+  }
+}
+
+TEST(CudaSampling, ABadLogitGivesNoNumber) {
+  TD_NEED_GPU();
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    auto logits = at::randn({1, 3000});
+    logits[0][2900] = bad;
+    const auto z = logits.to(gpu());
+    const SampleRow row{.row = 0, .temperature = 1.0};
+    std::int32_t id;
+    float p;
+    kernels(Place::cuda).sample(z.data_ptr<float>(), 3000, &row, 1, &id, &p);
+    EXPECT_TRUE(std::isnan(p)) << bad;
+  }
+}
+
+TEST(CudaOptimizer, AdamWNormAndSumsAreTheCpus) {
+  TD_NEED_GPU();
+  at::manual_seed(5);
+  for (const std::int64_t n : {1, 5, 4096, 200003}) {
+    const auto grad = at::randn({n}), other = at::randn({n});
+    auto master = at::randn({n}), m = at::randn({n}) * 0.1, v = at::rand({n}) * 0.1;
+    auto gm = master.to(gpu()), gmm = m.to(gpu()), gv = v.to(gpu());
+    auto ggrad = grad.to(gpu());
+    const AdamWStep step{.lr = 1e-3f,
+                         .weight_decay = 0.1f,
+                         .bias_correction1 = 0.3f,
+                         .bias_correction2 = 0.2f,
+                         .grad_scale = 0.7f};
+    kernels().adamw(step, grad.data_ptr<float>(), master.data_ptr<float>(), m.data_ptr<float>(),
+                    v.data_ptr<float>(), n);
+    kernels(Place::cuda)
+        .adamw(step, ggrad.data_ptr<float>(), gm.data_ptr<float>(), gmm.data_ptr<float>(),
+               gv.data_ptr<float>(), n);
+    for (const auto& [got, want] : {std::pair{gm, master}, {gmm, m}, {gv, v}})
+      EXPECT_LT(difference(back(got), want.to(at::kDouble)), 1e-6) << n;
+    const std::int64_t chunks = (n + kSumChunk - 1) / kSumChunk;
+    std::vector<double> a(chunks), b(chunks);
+    kernels().sum_squares(grad.data_ptr<float>(), n, a.data());
+    kernels(Place::cuda).sum_squares(ggrad.data_ptr<float>(), n, b.data());
+    for (std::int64_t c = 0; c < chunks; ++c) EXPECT_NEAR(a[c], b[c], 1e-10 * a[c]);
+    auto sum = ggrad.clone();
+    kernels(Place::cuda).add_f32(sum.data_ptr<float>(), other.to(gpu()).data_ptr<float>(), n);
+    EXPECT_TRUE(at::equal(sum.to(at::kCPU), grad + other));
+    auto narrow = at::empty({n}, at::dtype(at::kBFloat16).device(gpu()));
+    kernels(Place::cuda).to_bf16(ggrad.data_ptr<float>(), static_cast<bf16*>(narrow.data_ptr()), n);
+    EXPECT_TRUE(at::equal(narrow.to(at::kCPU), grad.to(at::kBFloat16)));
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -3,6 +3,15 @@
 # come with libtorch_cuda at run time, so they are not linked here. nvcc is called by custom
 # commands, because CMake 3.25 does not know nvcc 13's dialects.
 find_package(CUDAToolkit 13.0 REQUIRED)
+set(TANDEM_FLASHINFER_DIR "${CMAKE_SOURCE_DIR}/.cache/flashinfer-0.7.2.post1/flashinfer/data" CACHE PATH "Folder of FlashInfer's headers (holds include/ and cccl/)")
+if(NOT EXISTS ${TANDEM_FLASHINFER_DIR}/include/flashinfer/attention/prefill.cuh)
+  message(FATAL_ERROR "FlashInfer's headers not found under '${TANDEM_FLASHINFER_DIR}': run scripts/setup.sh --cuda, or set TANDEM_FLASHINFER_DIR")
+endif()
+# Its kernels want the CCCL that comes with them, newer than nvcc 13.0's own.
+set(flashinfer_includes "")
+foreach(folder include cccl/libcudacxx/include cccl/cub cccl/thrust)
+  list(APPEND flashinfer_includes -isystem ${TANDEM_FLASHINFER_DIR}/${folder})
+endforeach()
 file(GLOB cuda_kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/ops/cuda/*.cu)
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/ops/cuda/*.cpp)
 set(cuda_objects "")
@@ -10,9 +19,13 @@ set(nvcc_flags -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relax
 foreach(file ${cuda_kernels})
   get_filename_component(stem ${file} NAME_WE)
   set(object ${CMAKE_BINARY_DIR}/cuda/${stem}.o)
+  set(includes "")
+  if(stem MATCHES "^paged_[0-9]")
+    set(includes ${flashinfer_includes})
+  endif()
   add_custom_command(OUTPUT ${object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
-    COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} ${nvcc_flags} -I${CMAKE_SOURCE_DIR}/src -MD -MF ${object}.d -MT ${object} -c ${file} -o ${object}
+    COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} ${nvcc_flags} -I${CMAKE_SOURCE_DIR}/src ${includes} -MD -MF ${object}.d -MT ${object} -c ${file} -o ${object}
     DEPENDS ${file} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.o" VERBATIM)
   list(APPEND cuda_objects ${object})
 endforeach()

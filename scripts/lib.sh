@@ -168,6 +168,44 @@ make_oracle_environment() {
   lock_checksum $venv $lock >$venv/.done
 }
 
+# ---- CUDA ---------------------------------------------------------------------------------------
+
+has_gpu() { [ -e /dev/nvidia0 ]; }
+
+# FlashInfer's headers out of its wheel (the rest of it is not used), and where a GPU is the
+# libraries that torch's own list of needs names.
+make_cuda() {
+  local version=0.7.2.post1 parts
+  local folder=.cache/flashinfer-$version
+  if [ -e $folder/.done ]; then
+    note "FlashInfer's headers are there"
+  else
+    rm -rf $folder && mkdir -p $folder
+    .venv/bin/python -m pip download --disable-pip-version-check --no-deps -d $folder flashinfer-python==$version
+    .venv/bin/python - $folder <<'PYTHON'
+import glob, sys, zipfile
+wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0])
+parts = tuple("flashinfer/data/" + p for p in
+              ("include/", "cccl/libcudacxx/include/", "cccl/cub/cub/", "cccl/thrust/thrust/"))
+wheel.extractall(sys.argv[1], [n for n in wheel.namelist() if n.startswith(parts)])
+PYTHON
+    rm $folder/*.whl
+    touch $folder/.done
+  fi
+  if has_gpu; then
+    parts=cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx
+    .venv/bin/python -m pip install --disable-pip-version-check "cuda-toolkit[$parts]==13.0.2" \
+      nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 \
+      nvidia-nvshmem-cu13==3.4.5
+  fi
+}
+
+# build_cuda TARGET: the same targets and libtandem_cuda.so, in build-cuda/.
+build_cuda() {
+  cmake --preset cuda
+  cmake --build build-cuda --target "$1" tandem_cuda -j "$(build_jobs)"
+}
+
 # ---- model and program -------------------------------------------------------------------------
 
 make_model() {

@@ -2,22 +2,24 @@
 # Makes a bare Debian 12 ready: system packages, .venv, the demo model and the program in build/.
 # Each step is skipped when done, works offline once done, and can be interrupted and called again.
 #
-#   scripts/setup.sh [--oracle] [--all] [--no-build] [--no-packages]
+#   scripts/setup.sh [--oracle] [--cuda] [--all] [--no-build] [--no-packages]
 #
 #   --oracle       also make .venv-oracle (transformers and its needs) for the oracle tests
+#   --cuda         also build the part for NVIDIA GPUs, all in build-cuda/: needs nvcc 13 (no GPU)
 #   --all          build the tests and benchmarks too, not only the program
 #   --no-build     stop before the build
 #   --no-packages  leave system packages alone
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-oracle=no target=td_cli packages=yes
+oracle=no cuda=no target=td_cli packages=yes
 for argument in "$@"; do
   case "$argument" in
     --oracle) oracle=yes ;;
+    --cuda) cuda=yes ;;
     --all) target=all ;;
     --no-build) target=none ;;
     --no-packages) packages=no ;;
-    *) fail "'$argument': unknown; known are --oracle, --all, --no-build, --no-packages" ;;
+    *) fail "'$argument': unknown; known are --oracle, --cuda, --all, --no-build, --no-packages" ;;
   esac
 done
 
@@ -34,6 +36,9 @@ if [ $oracle = yes ]; then
   megabytes=$(missing_megabytes .venv-oracle scripts/requirements-oracle.lock)
   note "$megabytes MB for .venv-oracle (transformers and its needs; torch is linked)"
   total=$((total + megabytes))
+fi
+if [ $cuda = yes ]; then
+  note "62 MB for FlashInfer's headers$(! has_gpu || echo "; 2.5 GB for the CUDA libraries that torch needs on a GPU")"
 fi
 note "$total MB of Python packages in all; about 3.5 GB of disk once unpacked and built"
 
@@ -54,7 +59,13 @@ fi
 say "Demo model $model_dir"
 make_model
 
+if [ $cuda = yes ]; then
+  say "CUDA"
+  make_cuda
+fi
+
 if [ $target != none ]; then
   say "Build ($(build_jobs) jobs; about 10 minutes on two cores the first time)"
   build "$target"
+  [ $cuda = no ] || build_cuda "$target"
 fi

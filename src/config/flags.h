@@ -478,7 +478,7 @@ inline constexpr auto table<TrainConfig> = std::tuple{
           "Compute the prompt that a group shares once."},
     Field{"deterministic_layout", &TrainConfig::deterministic_layout,
           "Add gradients in an order that does not depend on the number of ranks. Default: on with "
-          "--device cpu. Off: gradient_leaves is 1, which saves memory and time."},
+          "--device cpu. Off: one leaf a rank, which saves memory and time."},
     Field{"gradient_leaves",
           &TrainConfig::gradient_leaves,
           "Parts of the global batch in that order: a power of two.",

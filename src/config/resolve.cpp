@@ -159,9 +159,15 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
        lines);
   fill(config.train.deterministic_layout, config.compute.device == Device::cpu,
        "deterministic_layout", "on with --device cpu", lines);
-  if (!*config.train.deterministic_layout && config.train.gradient_leaves != 1) {
-    config.train.gradient_leaves = 1;
-    lines.push_back("gradient_leaves = 1 (deterministic_layout is off)");
+  TD_CHECK(config.compute.device != Device::cuda ||
+               (config.cluster.colocate && trainers == 1 && engines == 1),
+           "--device: cuda is built for one colocated rank so far, found {} trainer and {} engine "
+           "ranks{}; use --colocate with one rank, or --device cpu",
+           trainers, engines, config.cluster.colocate ? "" : " apart");
+  if (!*config.train.deterministic_layout && config.train.gradient_leaves != trainers) {
+    config.train.gradient_leaves = trainers;
+    lines.push_back(
+        fmt::format("gradient_leaves = {} (one a rank: deterministic_layout is off)", trainers));
   }
   resolve_evaluation(config, config.evaluate, lines);
   resolve_output(config, host, lines);

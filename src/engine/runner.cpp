@@ -9,8 +9,14 @@
 
 namespace tandem {
 
+Runner::Runner(Model& model, KvPool& pool, bool graphs) : model_(model) {
+  context_.pool = &pool;
+  if (graphs && model.place() == Place::cuda) graphs_ = std::make_unique<DecodeGraphs>(model, pool);
+}
+
 void Runner::run(const StepPlan& plan, std::span<SampledToken> sampled) {
   assert(sampled.size() == plan.draws.size());
+  if (graphs_ && graphs_->run(plan, sampled)) return;
   const at::Tensor logits = forward(plan);
   if (!plan.draws.empty()) sample(plan, logits, sampled);
 }

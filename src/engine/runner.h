@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "engine/decode_graph.h"
 #include "engine/engine.h"
 #include "model/kv_pool.h"
 #include "model/model.h"
@@ -19,7 +21,8 @@ class Runner {
  public:
   // Both must outlive the runner. The scheduler's limits must have num_blocks = pool.num_blocks()
   // and block_tokens = kBlockTokens.
-  Runner(Model& model, KvPool& pool) : model_(model) { context_.pool = &pool; }
+  // On a GPU `graphs` lets decode steps run as captured graphs (decode_graph.h).
+  Runner(Model& model, KvPool& pool, bool graphs = true);
 
   // Fills sampled[plan.draws.size()]. Records no gradients.
   void run(const StepPlan& plan, std::span<SampledToken> sampled);
@@ -33,6 +36,7 @@ class Runner {
 
   Model& model_;
   AttentionContext context_;
+  std::unique_ptr<DecodeGraphs> graphs_;
   std::vector<SampleRow> rows_;  // the rest is scratch of sample(), kept between steps
   std::vector<TokenId> tokens_;
   std::vector<float> log_probs_;

@@ -18,8 +18,9 @@ KvPool::KvPool(const AttentionShape& shape, Element element, std::int64_t num_la
   const std::int64_t k = place == Place::cpu ? shape.k_block_elements() : plain;
   const std::int64_t v = place == Place::cpu ? shape.v_block_elements() : plain;
   const auto bytes = at::dtype(at::kByte).device(device_of(place));
-  k_ = at::empty({num_layers, num_blocks, k * element_bytes}, bytes);
-  v_ = at::empty({num_layers, num_blocks, v * element_bytes}, bytes);
+  const std::int64_t blocks = num_blocks + (place == Place::cpu ? 0 : 1);
+  k_ = at::empty({num_layers, blocks, k * element_bytes}, bytes);
+  v_ = at::empty({num_layers, blocks, v * element_bytes}, bytes);
 }
 
 std::int64_t KvPool::bytes() const { return k_.numel() + v_.numel(); }

@@ -20,6 +20,8 @@ class KvPool {
          std::int64_t num_blocks, Place place = Place::cpu);
 
   std::int64_t num_blocks() const { return num_blocks_; }
+  // On a GPU one block more than num_blocks, for rows that pad a call.
+  std::int32_t spare_block() const { return static_cast<std::int32_t>(num_blocks_); }
   std::int64_t num_layers() const { return num_layers_; }
   std::int64_t bytes() const;
 

@@ -204,10 +204,20 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
          .writes = context.writes.data(),
          .num_writes = static_cast<std::int64_t>(context.writes.size()),
          .rows = static_cast<std::int64_t>(tokens.size())}));
-  auto x = embed(tokens);
+  return run_layers(
+      embed(tokens),
+      ids_tensor("position", positions, config_.max_position_embeddings, place()), context);
+}
+
+at::Tensor Model::forward(const at::Tensor& tokens, const at::Tensor& positions,
+                          const AttentionContext& context) {
+  return run_layers(embedding(tokens, *embed_, config_.pad_id ? *config_.pad_id : -1), positions,
+                    context);
+}
+
+at::Tensor Model::run_layers(at::Tensor x, const at::Tensor& positions,
+                             const AttentionContext& context) {
   if (config_.embedding_scale != 1.0) x = x * embedding_scale_;
-  const auto at_positions =
-      ids_tensor("position", positions, config_.max_position_embeddings, place());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     layers_[i].kv = {.k_blocks = context.pool->k_blocks(index),
@@ -215,7 +225,7 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
                      .writes = context.writes,
                      .segments = context.segments,
                      .plan = context.plan.get()};
-    x = run_layer(layers_[i], x, at_positions);
+    x = run_layer(layers_[i], x, positions);
   }
   return rms_norm(x, *norm_, static_cast<float>(config_.rms_norm_eps),
                   static_cast<float>(config_.norm_offset) + perturbation_);

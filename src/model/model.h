@@ -37,6 +37,10 @@ class Model {
   // must live until backward is done; on a GPU the call fills in its plan.
   at::Tensor forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
                      AttentionContext& context);
+  // The same for one tensor-parallel rank, with tokens and positions as ids_tensor makes them; the
+  // context holds its plan already where the place is cuda.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
+                     const AttentionContext& context);
   // f32 logits [rows.size(), vocab] of the given rows of `hidden`.
   at::Tensor logits(const at::Tensor& hidden, std::span<const std::int64_t> rows);
   const WeightView& head() const { return *head_; }
@@ -68,6 +72,7 @@ class Model {
   at::Tensor embed(std::span<const TokenId> tokens);
   at::Tensor norm(const at::Tensor& x, const WeightView* weight);
   at::Tensor norm_queries_and_keys(const Layer& layer, const at::Tensor& qkv);
+  at::Tensor run_layers(at::Tensor x, const at::Tensor& positions, const AttentionContext& context);
   at::Tensor gather_columns(const at::Tensor& local);
   at::Tensor run_layer(Layer& layer, const at::Tensor& x, const at::Tensor& positions);
 

@@ -1,6 +1,6 @@
 // Attention for any shape and element type: one warp a query row and head, keys in tiles of 32 that
 // count from position 0 of the sequence, an online softmax in f32. Slow beside the matrix units,
-// right everywhere: it serves what flash.cpp (training) and paged.cu (rollout) have no instance
+// right everywhere: it serves what flash.cpp (training) and paged.cuh (rollout) have no instance
 // for, and tests compare those with it. Gradients of keys are added by the key's row over its uses
 // in a fixed order, without atomics.
 #include "ops/cuda/attention.h"

@@ -1,4 +1,4 @@
-// The ways to compute attention, and the choice between them (flash.cpp, paged.cu, attention.cu).
+// The ways to compute attention, and the choice between them (flash.cpp, paged.cuh, attention.cu).
 #pragma once
 
 #include "ops/cuda/plan.h"
@@ -14,7 +14,7 @@ void plain_attention_backward(Element, const AttentionShape&, const AttentionPla
                               const void* out, const void* dout, const float* log_sum_exp,
                               void* dqkv);
 
-// packed_keys.cu: keys and values [total_keys, 2, kv_heads, head_dim] from the rows of a training
+// key_rows.cu: keys and values [total_keys, 2, kv_heads, head_dim] from the rows of a training
 // call, and their gradients added back by row in the order of uses. bf16.
 void gather_keys(const AttentionShape&, const AttentionPlan&, const void* qkv, void* keys_values);
 void add_key_gradients(const AttentionShape&, const AttentionPlan&, const void* d_keys,

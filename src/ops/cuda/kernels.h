@@ -52,6 +52,8 @@ void log_softmax_backward(float* logits, const std::int32_t* ids, float temperat
                           const float* d_entropy, std::int64_t rows, std::int64_t vocab);
 void sample(const float* logits, std::int64_t vocab, const SampleRow* draws, std::int64_t num_draws,
             std::int32_t* tokens, float* log_probs);
+void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* draws,
+                      std::int64_t num_draws, std::int32_t* tokens, float* log_probs);
 
 // optimizer.cu
 void add_f32(float* x, const float* y, std::int64_t count);
@@ -62,6 +64,8 @@ void adamw(const AdamWStep&, const float* grad, float* master, float* exp_avg, f
 // attention.cu
 AttentionPlan* plan_attention(Element, const AttentionShape&, const AttentionCall&);
 void free_plan(AttentionPlan* plan);
+AttentionPlan* reserve_plan(std::int64_t rows, std::int64_t pages);
+void update_plan(AttentionPlan* plan, Element, const AttentionShape&, const AttentionCall&);
 void attention(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                void* k_blocks, void* v_blocks, void* out, float* log_sum_exp);
 void attention_backward(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,

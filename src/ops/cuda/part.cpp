@@ -3,6 +3,7 @@
 #include "ops/cuda/part.h"
 
 #include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/sort.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -10,6 +11,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <memory>
 
 #include "ops/cuda/attention.h"
 #include "ops/cuda/kernels.h"
@@ -45,6 +47,19 @@ void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan
     return;
   }
   write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
+  if (plan->paged) {
+    const PagedCall call{.rows = plan->rows,
+                         .segments = plan->num_segments,
+                         .work = plan->work,
+                         .qkv = qkv,
+                         .k_blocks = k_blocks,
+                         .v_blocks = v_blocks,
+                         .out = out};
+    if (shape.head_dim == 64) paged_attention_64(shape, call);
+    if (shape.head_dim == 96) paged_attention_96(shape, call);
+    if (shape.head_dim == 128) paged_attention_128(shape, call);
+    return;
+  }
   plain_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out, log_sum_exp);
 }
 
@@ -98,6 +113,16 @@ void zero(void* memory, std::int64_t bytes) {
 
 void synchronize() { CHECK_CUDA(cudaStreamSynchronize(stream())); }
 
+void* begin_graph() {
+  static const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
+  auto graph = std::make_unique<at::cuda::CUDAGraph>();
+  graph->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+  return graph.release();
+}
+void end_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->capture_end(); }
+void run_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
+void free_graph(void* graph) { delete static_cast<at::cuda::CUDAGraph*>(graph); }
+
 constexpr Kernels kTable = {.name = "cuda",
                             .place = Place::cuda,
                             .linear = &linear,
@@ -122,6 +147,8 @@ constexpr Kernels kTable = {.name = "cuda",
                             .log_softmax_gather = &log_softmax_gather,
                             .log_softmax_backward = &log_softmax_backward,
                             .sample = &sample,
+                            .checksum_panels = nullptr,
+                            .checksum_flat = nullptr,
                             .sum_squares = &sum_squares,
                             .add_f32 = &add_f32,
                             .copy_f32 = &copy_f32,
@@ -155,8 +182,15 @@ const CudaPart* start(int device) {
           .zero = &zero,
           .plan_attention = &plan_attention,
           .free_plan = &free_plan,
+          .reserve_plan = &reserve_plan,
+          .update_plan = &update_plan,
           .attention = &attention,
           .attention_backward = &attention_backward,
+          .sample_on_device = &sample_on_device,
+          .begin_graph = &begin_graph,
+          .end_graph = &end_graph,
+          .run_graph = &run_graph,
+          .free_graph = &free_graph,
           .synchronize = &synchronize};
   return &part;
 }

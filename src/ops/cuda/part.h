@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 1;
+inline constexpr int kCudaPartVersion = 2;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -46,6 +46,11 @@ struct CudaPart {
 
   AttentionPlan* (*plan_attention)(Element, const AttentionShape&, const AttentionCall&) = nullptr;
   void (*free_plan)(AttentionPlan*) = nullptr;
+  // A plan for `rows` sequences of one row each and up to `pages` KV blocks in all, which update
+  // fills anew at the same addresses, so that a captured graph reads each step's.
+  AttentionPlan* (*reserve_plan)(std::int64_t rows, std::int64_t pages) = nullptr;
+  void (*update_plan)(AttentionPlan*, Element, const AttentionShape&,
+                      const AttentionCall&) = nullptr;
   // out[rows, num_heads·head_dim] from qkv[rows, qkv_width]. Segments with key_rows read keys and
   // values from those rows; others write theirs into the layer's blocks first and read the blocks.
   // log_sum_exp: f32 [num_heads, rows] for backward, or null.
@@ -55,6 +60,18 @@ struct CudaPart {
   void (*attention_backward)(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                              const void* out, const void* dout, const float* log_sum_exp,
                              void* dqkv) = nullptr;
+  // `sample` with draws, tokens and log_probs on the device.
+  void (*sample_on_device)(const float* logits, std::int64_t vocab, const SampleRow* draws,
+                           std::int64_t num_draws, std::int32_t* tokens,
+                           float* log_probs) = nullptr;
+
+  // Between begin and end the thread's work is recorded instead of run; memory that it allocates
+  // belongs to the graph. All graphs share one pool, so only one runs at a time.
+  void* (*begin_graph)() = nullptr;
+  void (*end_graph)(void* graph) = nullptr;
+  void (*run_graph)(void* graph) = nullptr;
+  void (*free_graph)(void* graph) = nullptr;
+
   // Waits for the device's work of this thread's stream.
   void (*synchronize)() = nullptr;
 };

@@ -1,36 +1,54 @@
-// Building a plan: all arrays in one host buffer, sent with one copy.
+// Building a plan: all arrays in one host buffer, sent with one copy. A reserved plan, which a
+// captured graph reads again and again, gives each array its full room, so that a later call's
+// arrays lie where the first one's did.
 #include "ops/cuda/plan.h"
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "ops/cuda/kernels.h"
 
-namespace tandem::cuda {
+namespace tandem {
+
+AttentionPlan::Reserved::~Reserved() {
+  if (pinned) cudaFreeHost(pinned);
+}
+
+namespace cuda {
 namespace {
 
-// Arrays one after the other, each aligned to 16 bytes.
+// Arrays one after the other, each aligned to 16 bytes. Members of the plan are set once the
+// buffer's place on the device is known.
 class Packed {
  public:
-  template <class T>
-  std::int64_t add(const std::vector<T>& values) {
-    return add(values.data(), static_cast<std::int64_t>(values.size() * sizeof(T)));
+  // `member` will point at the values; room for `capacity` of them at least.
+  template <class T, class M>
+  void add(M*& member, const std::vector<T>& values, std::int64_t capacity = 0) {
+    static_assert(sizeof(T) == sizeof(M));
+    add(member, values.data(), static_cast<std::int64_t>(values.size()), capacity);
   }
-  std::int64_t add(const void* data, std::int64_t bytes) {
+  template <class T, class M>
+  void add(M*& member, const T* values, std::int64_t count, std::int64_t capacity = 0) {
     const auto at = static_cast<std::int64_t>(bytes_.size());
-    bytes_.resize(static_cast<std::size_t>(ceil_div(at + bytes, 16) * 16));
-    if (bytes > 0) std::memcpy(bytes_.data() + at, data, static_cast<std::size_t>(bytes));
-    return at;
+    used_ = at + count * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t room = std::max(count, capacity) * static_cast<std::int64_t>(sizeof(T));
+    bytes_.resize(static_cast<std::size_t>(ceil_div(at + room, 16) * 16));
+    if (count > 0)
+      std::memcpy(bytes_.data() + at, values, static_cast<std::size_t>(count) * sizeof(T));
+    members_.push_back([&member, at](char* base) { member = reinterpret_cast<M*>(base + at); });
   }
-  std::unique_ptr<Scratch> send() const {
-    auto memory = std::make_unique<Scratch>(static_cast<std::int64_t>(bytes_.size()));
-    CHECK_CUDA(cudaMemcpyAsync(memory->as<void>(), bytes_.data(), bytes_.size(),
-                               cudaMemcpyHostToDevice, stream()));
-    return memory;
+  const char* data() const { return bytes_.data(); }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_.size()); }
+  std::int64_t used() const { return used_; }  // up to the end of the last array's values
+  void place(char* base) const {
+    for (const auto& set : members_) set(base);
   }
 
  private:
   std::vector<char> bytes_;
+  std::int64_t used_ = 0;
+  std::vector<std::function<void(char*)>> members_;
 };
 
 std::int64_t keys_of(const Segment& s) { return s.position_begin + s.num_rows; }
@@ -58,15 +76,106 @@ void list_uses(const AttentionCall& call, std::vector<std::int32_t>& begin,
                                                     static_cast<std::int32_t>(p)};
 }
 
-}  // namespace
+// ---- the work list of FlashInfer's kernel
 
-AttentionPlan* plan_attention(Element, const AttentionShape&, const AttentionCall& call) {
-  auto plan = std::make_unique<AttentionPlan>();
-  plan->rows = call.rows;
-  plan->num_segments = call.num_segments;
-  plan->num_writes = call.num_writes;
-  plan->from_rows = call.num_segments > 0 && call.segments[0].key_rows != nullptr;
-  plan->own_rows = plan->from_rows;
+// Blocks that keep an H200 busy: two for each of its 132 multiprocessors.
+constexpr std::int64_t kWantedBlocks = 264;
+constexpr std::int64_t kLeastChunkPages = 8;
+
+struct WorkList {
+  std::vector<std::int32_t> request, query_tile, key_chunk, partial_begin{0}, merge_begin{0},
+      chunk_keys{0}, row_begin{0}, page_begin{0}, last_page_keys;
+  std::vector<char> valid;
+};
+
+std::int64_t tiles_of(const Segment& s, std::int64_t group, std::int64_t tile) {
+  return ceil_div(s.num_rows * group, tile);
+}
+std::int64_t pages_of(const Segment& s) { return ceil_div(keys_of(s), kBlockTokens); }
+
+std::int64_t count_items(const AttentionCall& call, std::int64_t group, std::int64_t tile,
+                         std::int64_t chunk_pages) {
+  std::int64_t items = 0;
+  for (std::int64_t i = 0; i < call.num_segments; ++i)
+    items +=
+        tiles_of(call.segments[i], group, tile) * ceil_div(pages_of(call.segments[i]), chunk_pages);
+  return items;
+}
+
+// The smallest chunk with which the call has no more than `most` items.
+std::int64_t choose_chunk(const AttentionCall& call, std::int64_t group, std::int64_t tile,
+                          std::int64_t most) {
+  std::int64_t low = kLeastChunkPages, high = kLeastChunkPages;
+  for (std::int64_t i = 0; i < call.num_segments; ++i)
+    high = std::max(high, pages_of(call.segments[i]));
+  while (low < high) {
+    const std::int64_t middle = (low + high) / 2;
+    if (count_items(call, group, tile, middle) <= most)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
+// reserved_rows > 0: a graph's list, whose number of items and whether keys are cut depend on that
+// alone.
+WorkList list_work(const AttentionShape& shape, const AttentionCall& call,
+                   std::int64_t reserved_rows, PagedWork& work) {
+  const std::int64_t group = shape.num_heads / shape.num_kv_heads;
+  const std::int64_t most = std::max<std::int64_t>(1, kWantedBlocks / shape.num_kv_heads);
+  const std::int64_t average = call.rows * group / std::max<std::int64_t>(1, call.num_segments);
+  work.tile = (reserved_rows > 0 ? group : average) <= 16 ? 16 : 64;
+  const std::int64_t whole = count_items(call, group, work.tile, std::int64_t{1} << 40);
+  bool cut = whole < most;
+  std::int64_t chunk_pages = std::int64_t{1} << 26;
+  if (cut) chunk_pages = choose_chunk(call, group, work.tile, most);
+  WorkList list;
+  std::int64_t chunks_of_all = 0;
+  for (std::int64_t i = 0; i < call.num_segments; ++i) {
+    const Segment& s = call.segments[i];
+    const std::int64_t chunks = ceil_div(pages_of(s), chunk_pages);
+    chunks_of_all = std::max(chunks_of_all, chunks);
+    for (std::int64_t t = 0; t < tiles_of(s, group, work.tile); ++t)
+      for (std::int64_t c = 0; c < chunks; ++c) {
+        list.request.push_back(static_cast<std::int32_t>(i));
+        list.query_tile.push_back(static_cast<std::int32_t>(t));
+        list.key_chunk.push_back(static_cast<std::int32_t>(c));
+      }
+    for (std::int64_t r = 0; r < s.num_rows; ++r)
+      list.merge_begin.push_back(list.merge_begin.back() + static_cast<std::int32_t>(chunks));
+    list.partial_begin.push_back(list.partial_begin.back() +
+                                 static_cast<std::int32_t>(s.num_rows * chunks));
+    list.row_begin.push_back(list.row_begin.back() + static_cast<std::int32_t>(s.num_rows));
+    list.page_begin.push_back(list.page_begin.back() + static_cast<std::int32_t>(pages_of(s)));
+    list.last_page_keys.push_back(
+        static_cast<std::int32_t>(keys_of(s) - (pages_of(s) - 1) * kBlockTokens));
+  }
+  list.chunk_keys[0] = static_cast<std::int32_t>(
+      std::min<std::int64_t>(chunk_pages * kBlockTokens, std::int64_t{1} << 30));
+  if (reserved_rows == 0) cut = chunks_of_all > 1;
+  work.items = static_cast<std::int64_t>(list.request.size());
+  work.partial_rows = cut ? list.partial_begin.back() : 0;
+  list.valid.assign(list.request.size(), 1);
+  if (reserved_rows > 0) {
+    work.items = std::max(reserved_rows, most);
+    work.partial_rows = cut ? work.items : 0;
+    for (auto* v : {&list.request, &list.query_tile, &list.key_chunk})
+      v->resize(static_cast<std::size_t>(work.items), 0);
+    list.valid.resize(static_cast<std::size_t>(work.items), 0);
+  }
+  return list;
+}
+
+// Fills the plan's numbers and lays its arrays out in `packed`.
+void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
+              const AttentionCall& call, Packed& packed) {
+  plan.rows = call.rows;
+  plan.num_segments = call.num_segments;
+  plan.num_writes = call.num_writes;
+  plan.from_rows = call.num_segments > 0 && call.segments[0].key_rows != nullptr;
+  plan.own_rows = plan.from_rows;
+  plan.max_rows = plan.max_keys = plan.total_keys = 0;
 
   std::vector<PlannedSegment> segments;
   std::vector<std::int32_t> row_segment(static_cast<std::size_t>(call.rows)), keys;
@@ -77,44 +186,98 @@ AttentionPlan* plan_attention(Element, const AttentionShape&, const AttentionCal
         {static_cast<std::int32_t>(s.row_begin), static_cast<std::int32_t>(s.num_rows),
          static_cast<std::int32_t>(s.position_begin), static_cast<std::int32_t>(keys.size())});
     std::fill_n(row_segment.begin() + s.row_begin, s.num_rows, static_cast<std::int32_t>(i));
-    if (plan->from_rows)
+    if (plan.from_rows)
       keys.insert(keys.end(), s.key_rows, s.key_rows + keys_of(s));
     else
-      keys.insert(keys.end(), s.blocks, s.blocks + ceil_div(keys_of(s), kBlockTokens));
-    plan->own_rows = plan->own_rows && keys_are_own_rows(s);
+      keys.insert(keys.end(), s.blocks, s.blocks + pages_of(s));
+    plan.own_rows = plan.own_rows && keys_are_own_rows(s);
     cum_rows.push_back(cum_rows.back() + static_cast<std::int32_t>(s.num_rows));
     cum_keys.push_back(cum_keys.back() + static_cast<std::int32_t>(keys_of(s)));
-    plan->max_rows = std::max(plan->max_rows, s.num_rows);
-    plan->max_keys = std::max(plan->max_keys, keys_of(s));
-    plan->total_keys += keys_of(s);
+    plan.max_rows = std::max(plan.max_rows, s.num_rows);
+    plan.max_keys = std::max(plan.max_keys, keys_of(s));
+    plan.total_keys += keys_of(s);
   }
-  std::vector<std::int32_t> uses_begin;
-  std::vector<KeyUse> uses;
-  if (plan->from_rows) list_uses(call, uses_begin, uses);
+  packed.add(plan.segments, segments);
+  packed.add(plan.row_segment, row_segment);
+  packed.add(plan.cum_rows, cum_rows);
+  packed.add(plan.cum_keys, cum_keys);
+  packed.add(plan.writes, call.writes, call.num_writes);
+  if (plan.from_rows) {
+    std::vector<std::int32_t> uses_begin;
+    std::vector<KeyUse> uses;
+    list_uses(call, uses_begin, uses);
+    packed.add(plan.uses_begin, uses_begin);
+    packed.add(plan.uses, uses);
+  }
+  plan.paged = !plan.from_rows && paged_takes(e, shape);
+  if (plan.paged) {
+    PagedWork& w = plan.work;
+    const WorkList list = list_work(shape, call, plan.reserved ? plan.reserved->rows : 0, w);
+    packed.add(w.request, list.request);
+    packed.add(w.query_tile, list.query_tile);
+    packed.add(w.key_chunk, list.key_chunk);
+    packed.add(w.valid, list.valid);
+    packed.add(w.partial_begin, list.partial_begin);
+    packed.add(w.merge_begin, list.merge_begin);
+    packed.add(w.chunk_keys, list.chunk_keys);
+    packed.add(w.row_begin, list.row_begin);
+    packed.add(w.page_begin, list.page_begin);
+    packed.add(w.last_page_keys, list.last_page_keys);
+  }
+  packed.add(plan.keys, keys, plan.reserved ? plan.reserved->pages : 0);
+}
 
+void finish(AttentionPlan& plan, const Packed& packed) {
+  packed.place(plan.memory->as<char>());
+  plan.work.pages = const_cast<std::int32_t*>(plan.keys);
+}
+
+}  // namespace
+
+AttentionPlan* plan_attention(Element e, const AttentionShape& shape, const AttentionCall& call) {
+  auto plan = std::make_unique<AttentionPlan>();
   Packed packed;
-  const auto at_segments = packed.add(segments), at_rows = packed.add(row_segment),
-             at_keys = packed.add(keys), at_cum_rows = packed.add(cum_rows),
-             at_cum_keys = packed.add(cum_keys), at_begin = packed.add(uses_begin),
-             at_uses = packed.add(uses),
-             at_writes = packed.add(call.writes,
-                                    call.num_writes * static_cast<std::int64_t>(sizeof(KvWrite)));
-  plan->memory = packed.send();
-  const char* base = plan->memory->as<char>();
-  auto place = [&](auto*& member, std::int64_t at) {
-    member = reinterpret_cast<std::remove_reference_t<decltype(member)>>(base + at);
-  };
-  place(plan->segments, at_segments);
-  place(plan->row_segment, at_rows);
-  place(plan->keys, at_keys);
-  place(plan->cum_rows, at_cum_rows);
-  place(plan->cum_keys, at_cum_keys);
-  place(plan->uses_begin, at_begin);
-  place(plan->uses, at_uses);
-  place(plan->writes, at_writes);
+  describe(*plan, e, shape, call, packed);
+  plan->memory = std::make_unique<Scratch>(packed.bytes());
+  CHECK_CUDA(cudaMemcpyAsync(plan->memory->as<void>(), packed.data(),
+                             static_cast<std::size_t>(packed.bytes()), cudaMemcpyHostToDevice,
+                             stream()));
+  finish(*plan, packed);
   return plan.release();
+}
+
+AttentionPlan* reserve_plan(std::int64_t rows, std::int64_t pages) {
+  auto plan = std::make_unique<AttentionPlan>();
+  plan->reserved = std::make_unique<AttentionPlan::Reserved>();
+  plan->reserved->rows = rows;
+  plan->reserved->pages = pages;
+  return plan.release();
+}
+
+void update_plan(AttentionPlan* plan, Element e, const AttentionShape& shape,
+                 const AttentionCall& call) {
+  AttentionPlan::Reserved& r = *plan->reserved;
+  if (call.rows != r.rows || call.num_segments != r.rows || call.num_writes != r.rows)
+    throw std::runtime_error("decode plan: " + std::to_string(call.rows) + " rows found, " +
+                             std::to_string(r.rows) + " sequences of one row wanted");
+  Packed packed;
+  describe(*plan, e, shape, call, packed);
+  if (!plan->memory) {
+    plan->memory = std::make_unique<Scratch>(packed.bytes());
+    CHECK_CUDA(cudaMallocHost(&r.pinned, static_cast<std::size_t>(packed.bytes())));
+    r.bytes = packed.bytes();
+  }
+  if (packed.bytes() != r.bytes)
+    throw std::runtime_error("decode plan: more pages than were reserved");
+  // The copy before this one is done: the results of its step have been read since.
+  std::memcpy(r.pinned, packed.data(), static_cast<std::size_t>(packed.used()));
+  CHECK_CUDA(cudaMemcpyAsync(plan->memory->as<void>(), r.pinned,
+                             static_cast<std::size_t>(packed.used()), cudaMemcpyHostToDevice,
+                             stream()));
+  finish(*plan, packed);
 }
 
 void free_plan(AttentionPlan* plan) { delete plan; }
 
-}  // namespace tandem::cuda
+}  // namespace cuda
+}  // namespace tandem

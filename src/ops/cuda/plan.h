@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/cuda/device.h"
+#include "ops/cuda/paged.h"
 #include "ops/cuda/part.h"
 
 namespace tandem {
@@ -36,7 +37,18 @@ struct AttentionPlan {
   const std::int32_t* cum_keys = nullptr;    // [segments + 1]
   const std::int32_t* uses_begin = nullptr;  // [rows + 1], from_rows only
   const KeyUse* uses = nullptr;              // [total_keys]
+  bool paged = false;                        // FlashInfer's kernels take it; `work` is filled
+  cuda::PagedWork work;
+
   std::unique_ptr<cuda::Scratch> memory;
+  // Of a plan that a graph reads, which stays where it is: the host's side of `memory`, and room.
+  struct Reserved {
+    std::int64_t rows = 0, pages = 0;
+    void* pinned = nullptr;
+    std::int64_t bytes = 0;
+    ~Reserved();
+  };
+  std::unique_ptr<Reserved> reserved;
 };
 
 }  // namespace tandem

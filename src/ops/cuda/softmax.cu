@@ -254,10 +254,21 @@ void log_softmax_backward(float* logits, const std::int32_t* ids, float temperat
   }
 }
 
+void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* draws,
+                      std::int64_t num_draws, std::int32_t* tokens, float* log_probs) {
+  const std::int64_t chunks = ceil_div(vocab, kChunk);
+  const Scratch stats(num_draws * chunks * static_cast<std::int64_t>(sizeof(ChunkStats)));
+  for (std::int64_t first = 0; first < num_draws; first += kMaxRows)
+    fill_stats(logits, vocab, chunks, Drawn{draws + first}, std::min(kMaxRows, num_draws - first),
+               stats.as<ChunkStats>() + first * chunks);
+  sample_kernel<<<static_cast<unsigned>(ceil_div(num_draws, kWarps)), kWarps * 32, 0, stream()>>>(
+      logits, vocab, chunks, stats.as<ChunkStats>(), draws, num_draws, tokens, log_probs);
+  CHECK_LAUNCH("sample");
+}
+
 void sample(const float* logits, std::int64_t vocab, const SampleRow* draws, std::int64_t num_draws,
             std::int32_t* tokens, float* log_probs) {
   if (num_draws == 0) return;
-  const std::int64_t chunks = ceil_div(vocab, kChunk);
   const auto draw_bytes = static_cast<std::size_t>(num_draws) * sizeof(SampleRow);
   const auto value_bytes = static_cast<std::size_t>(num_draws) * 4;
   const Scratch on_device(static_cast<std::int64_t>(draw_bytes + 2 * value_bytes));
@@ -265,13 +276,7 @@ void sample(const float* logits, std::int64_t vocab, const SampleRow* draws, std
   auto* ids = reinterpret_cast<std::int32_t*>(rows + num_draws);
   auto* values = reinterpret_cast<float*>(ids + num_draws);
   CHECK_CUDA(cudaMemcpyAsync(rows, draws, draw_bytes, cudaMemcpyHostToDevice, stream()));
-  const Scratch stats(num_draws * chunks * static_cast<std::int64_t>(sizeof(ChunkStats)));
-  for (std::int64_t first = 0; first < num_draws; first += kMaxRows)
-    fill_stats(logits, vocab, chunks, Drawn{rows + first}, std::min(kMaxRows, num_draws - first),
-               stats.as<ChunkStats>() + first * chunks);
-  sample_kernel<<<static_cast<unsigned>(ceil_div(num_draws, kWarps)), kWarps * 32, 0, stream()>>>(
-      logits, vocab, chunks, stats.as<ChunkStats>(), rows, num_draws, ids, values);
-  CHECK_LAUNCH("sample");
+  sample_on_device(logits, vocab, rows, num_draws, ids, values);
   std::vector<std::byte> back(2 * value_bytes);
   CHECK_CUDA(cudaMemcpyAsync(back.data(), ids, back.size(), cudaMemcpyDeviceToHost, stream()));
   CHECK_CUDA(cudaStreamSynchronize(stream()));

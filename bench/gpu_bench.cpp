@@ -1,0 +1,251 @@
+// Speed on one GPU with random weights of the Qwen3-4B shape, so that no file is read: decoding
+// through the engine, a training step on 2 × 4,096 tokens, the colocated weight update. One JSON
+// object a figure on standard output. bench/gpu.sh runs it beside the peers.
+//
+//   gpu_bench decode [BATCH...] | train | update     [--layers N]
+#include <ATen/ATen.h>
+
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "engine/engine.h"
+#include "engine/runner.h"
+#include "model/model.h"
+#include "trainer/gradients.h"
+#include "trainer/optimizer.h"
+#include "trainer/packed_batch.h"
+#include "transfer/transfer.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::int64_t kPrompt = 128, kNew = 128;
+
+ModelConfig qwen3_4b(std::int64_t layers) {
+  const Json config{{"architectures", {"Qwen3ForCausalLM"}},
+                    {"model_type", "qwen3"},
+                    {"vocab_size", 151936},
+                    {"hidden_size", 2560},
+                    {"intermediate_size", 9728},
+                    {"num_hidden_layers", layers},
+                    {"num_attention_heads", 32},
+                    {"num_key_value_heads", 8},
+                    {"head_dim", 128},
+                    {"max_position_embeddings", 8192},
+                    {"rms_norm_eps", 1e-6},
+                    {"attention_bias", false},
+                    {"rope_theta", 1e6},
+                    {"tie_word_embeddings", true},
+                    {"hidden_act", "silu"},
+                    {"torch_dtype", "bfloat16"},
+                    {"eos_token_id", 151645}};
+  return parse_model_config(config, "gpu_bench", nullptr, "gpu_bench");
+}
+
+void fill_random(Arena& arena) {
+  at::manual_seed(1);
+  const auto options = at::dtype(at::kBFloat16).device(device_of(Place::cuda));
+  const ArenaLayout& layout = arena.layout();
+  for (std::size_t i = 0; i < layout.storages.size(); ++i) {
+    const ArenaStorage& s = layout.storages[i];
+    auto t =
+        at::from_blob(arena.storage_data(static_cast<std::int64_t>(i)), {s.rows, s.cols}, options);
+    s.matrix ? t.normal_(0, 0.02) : t.fill_(1);
+  }
+}
+
+std::vector<TokenId> random_tokens(std::size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<TokenId> ids(n);
+  for (TokenId& id : ids) id = static_cast<TokenId>(random() % 151936);
+  return ids;
+}
+
+void print(const Json& figure) {
+  std::puts(dump_json(figure).c_str());
+  std::fflush(stdout);
+}
+
+void bench_decode(const ModelConfig& config, Arena& arena,
+                  const std::vector<std::int64_t>& batches) {
+  Model model(config, arena, nullptr, nullptr);
+  std::int64_t most = 1;
+  for (std::int64_t b : batches) most = std::max(most, b);
+  const std::int64_t blocks = most * ((kPrompt + kNew) / kBlockTokens + 1);
+  KvPool pool(model.attention_shape(), model.element(), config.num_layers, blocks, Place::cuda);
+  Runner runner(model, pool);
+  Mailbox mailbox({});
+  double decode_seconds = 0;
+  std::int64_t decode_tokens = 0;
+  Engine engine(
+      {.num_blocks = blocks,
+       .max_running = most,
+       .max_prefill_tokens = 32768,
+       .context_length = config.max_position_embeddings,
+       .vocab_size = config.vocab_size,
+       .eos_token_ids = {}},
+      [&](const StepPlan& plan, std::span<SampledToken> sampled) {
+        const double start = monotonic_seconds();
+        runner.run(plan, sampled);
+        if (plan.tokens.size() != plan.draws.size()) return;
+        decode_seconds += monotonic_seconds() - start;
+        decode_tokens += static_cast<std::int64_t>(plan.draws.size());
+      },
+      mailbox);
+  for (const std::int64_t batch : batches) {
+    for (int round = 0; round < 3; ++round) {
+      const double start = monotonic_seconds();
+      decode_seconds = 0;
+      decode_tokens = 0;
+      for (std::int64_t i = 0; i < batch; ++i) {
+        GenerateRequest request;
+        request.rid = std::to_string(i);
+        request.prompt = random_tokens(kPrompt, static_cast<unsigned>(round * 1000 + i));
+        request.first_sample_id = static_cast<std::uint64_t>(i);
+        request.params.max_new_tokens = kNew;
+        request.params.temperature = 1;
+        request.params.ignore_eos = true;
+        engine.add(std::move(request), {});
+      }
+      while (engine.step()) {
+      }
+      const double seconds = monotonic_seconds() - start;
+      if (round == 0) continue;  // captures graphs
+      print({{"part", "decode"},
+             {"system", "tandem"},
+             {"batch", batch},
+             {"round", round},
+             {"tokens_per_second", static_cast<double>(batch * kNew) / seconds},
+             {"decode_tokens_per_second", static_cast<double>(decode_tokens) / decode_seconds},
+             {"step_ms", 1e3 * decode_seconds * static_cast<double>(batch) /
+                             static_cast<double>(decode_tokens)}});
+    }
+  }
+}
+
+void bench_train(const ModelConfig& config, Arena& arena) {
+  Model model(config, arena, nullptr, nullptr);
+  Group one = Group::alone("trainer");
+  const std::int64_t elements = arena.layout().flat_elements;
+  ShardedAdamW optimizer(elements, one, Place::cuda);
+  GradientTree gradients(elements, Place::cuda);
+  constexpr std::int64_t kSequences = 2, kLength = 4096;
+  std::vector<Sample> samples(kSequences);
+  std::vector<const Sample*> pointers;
+  for (std::int64_t i = 0; i < kSequences; ++i) {
+    Sample& s = samples[i];
+    s.id = s.prompt_id = static_cast<std::uint64_t>(i);
+    s.tokens = random_tokens(kLength + 1, static_cast<unsigned>(i));
+    s.response_length = kLength;
+    s.loss_mask.assign(kLength, 1);
+    pointers.push_back(&s);
+  }
+  for (int round = 0; round < 8; ++round) {
+    cuda_part().synchronize();
+    const double start = monotonic_seconds();
+    PackedBatch packed(pointers, true);
+    KvPool pool(model.attention_shape(), model.element(), 1, 1, Place::cuda);
+    packed.context.pool = &pool;
+    gradients.begin_batch();
+    model.set_grads(gradients.begin_leaf());
+    std::vector<TokenId> ids;
+    for (const LossToken& t : packed.loss) ids.push_back(t.id);
+    double forward = 0;
+    {
+      const auto hidden = model.forward(packed.tokens, packed.positions, packed.context);
+      const auto log_probs = head_log_probs(hidden, ids, model.head(), 1.0f, false).log_probs;
+      cuda_part().synchronize();
+      forward = monotonic_seconds();
+      (-log_probs.mean()).backward();
+    }
+    model.finish_grads();
+    gradients.end_leaf();
+    model.set_grads(nullptr);
+    cuda_part().synchronize();
+    const double backward = monotonic_seconds();
+    const double norm = optimizer.step(gradients.total(), {.lr = 1e-6f}, 1.0);
+    optimizer.publish(arena);
+    cuda_part().synchronize();
+    const double end = monotonic_seconds();
+    if (round < 3) continue;
+    const double tokens = static_cast<double>(kSequences * kLength);
+    // 6 operations a parameter and token, and the causal half of attention's products.
+    const double flops =
+        tokens * (6.0 * static_cast<double>(elements) +
+                  6.0 * static_cast<double>(config.num_layers * config.q_rows() * kLength));
+    print({{"part", "train"},
+           {"system", "tandem"},
+           {"round", round},
+           {"tokens_per_second", tokens / (end - start)},
+           {"forward_ms", 1e3 * (forward - start)},
+           {"backward_ms", 1e3 * (backward - forward)},
+           {"optimizer_ms", 1e3 * (end - backward)},
+           {"tflops", flops / (end - start) / 1e12},
+           {"grad_norm", norm}});
+  }
+}
+
+void bench_update(const ModelConfig& config, Arena& arena) {
+  std::int64_t served = 0;
+  const EngineSide side{.version = [&] { return served; },
+                        .quiet = [] { return true; },
+                        .swap = [&](std::int64_t v) { served = v; }};
+  const auto transfer = make_colocate_transfer(arena, arena, side);
+  for (int round = 0; round < 3; ++round) {
+    arena.set_version(arena.version() + 1);
+    const double start = monotonic_seconds();
+    const UpdateReport r = transfer->update(served + 1);
+    print({{"part", "update"},
+           {"system", "tandem"},
+           {"way", "one arena"},
+           {"ms", 1e3 * (monotonic_seconds() - start)},
+           {"moved_bytes", r.moved_bytes},
+           {"total_bytes", r.total_bytes}});
+  }
+  const auto options = at::dtype(at::kByte).device(device_of(Place::cuda));
+  const auto a = at::empty({arena.layout().bytes}, options), b = at::empty_like(a);
+  for (int round = 0; round < 3; ++round) {
+    cuda_part().synchronize();
+    const double start = monotonic_seconds();
+    b.copy_(a);
+    cuda_part().synchronize();
+    print({{"part", "update"},
+           {"system", "device copy"},
+           {"ms", 1e3 * (monotonic_seconds() - start)},
+           {"bytes", arena.layout().bytes}});
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  using namespace tandem;
+  std::int64_t layers = 36;
+  std::string part;
+  std::vector<std::int64_t> batches;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--layers") == 0 && i + 1 < argc)
+      layers = std::atoll(argv[++i]);
+    else if (part.empty())
+      part = argv[i];
+    else
+      batches.push_back(std::atoll(argv[i]));
+  }
+  if (batches.empty()) batches = {1, 64, 256};
+  const CudaPart& cuda = load_cuda_part();
+  const ModelConfig config = qwen3_4b(layers);
+  Arena arena(make_arena_layout(config, Element::bf16, 0, 1, Place::cuda));
+  fill_random(arena);
+  print({{"device", cuda.device_name}, {"parameters", arena.layout().flat_elements}});
+  if (part == "decode") return bench_decode(config, arena, batches), 0;
+  if (part == "train") return bench_train(config, arena), 0;
+  if (part == "update") return bench_update(config, arena), 0;
+  std::fprintf(stderr, "usage: gpu_bench decode [BATCH...] | train | update [--layers N]\n");
+  return 2;
+}

@@ -1,0 +1,159 @@
+// Capturing and running the buckets' graphs.
+#include "engine/decode_graph.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "ops/place.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::int64_t kLargest = 512;
+
+std::vector<std::int64_t> bucket_sizes() {
+  std::vector<std::int64_t> sizes{1, 2, 4, 8};
+  for (std::int64_t n = 16; n < 128; n += 16) sizes.push_back(n);
+  for (std::int64_t n = 128; n <= kLargest; n += 32) sizes.push_back(n);
+  return sizes;
+}
+
+}  // namespace
+
+// What a graph reads and writes, on the device and, pinned, on the host: one block each way.
+struct DecodeGraphs::Bucket {
+  std::int64_t rows = 0;
+  at::Tensor input, host_input;    // draws, tokens, positions
+  at::Tensor output, host_output;  // tokens, log-probabilities
+  AttentionContext context;
+  void* graph = nullptr;
+
+  ~Bucket() {
+    if (graph) cuda_part().free_graph(graph);
+  }
+  template <class T>
+  static T* at_byte(const at::Tensor& t, std::int64_t byte) {
+    return reinterpret_cast<T*>(t.data_ptr<std::uint8_t>() + byte);
+  }
+  std::int64_t tokens_at() const { return rows * static_cast<std::int64_t>(sizeof(SampleRow)); }
+  std::int64_t positions_at() const { return tokens_at() + rows * 4; }
+  std::int64_t bytes() const { return positions_at() + rows * 4; }
+};
+
+DecodeGraphs::DecodeGraphs(Model& model, KvPool& pool) : model_(model), pool_(pool) {
+  const auto device = at::dtype(at::kByte).device(device_of(Place::cuda));
+  const auto pinned = at::dtype(at::kByte).pinned_memory(true);
+  for (const std::int64_t rows : bucket_sizes()) {
+    auto b = std::make_unique<Bucket>();
+    b->rows = rows;
+    b->input = at::empty({b->bytes()}, device);
+    b->host_input = at::empty({b->bytes()}, pinned);
+    b->output = at::empty({rows * 8}, device);
+    b->host_output = at::empty({rows * 8}, pinned);
+    b->context.pool = &pool;
+    buckets_.push_back(std::move(b));
+  }
+}
+
+DecodeGraphs::~DecodeGraphs() = default;
+
+std::int64_t DecodeGraphs::captured() const {
+  return std::count_if(buckets_.begin(), buckets_.end(),
+                       [](const auto& b) { return b->graph != nullptr; });
+}
+
+DecodeGraphs::Bucket* DecodeGraphs::bucket_for(const StepPlan& plan) {
+  const auto rows = static_cast<std::int64_t>(plan.tokens.size());
+  const bool decode = rows > 0 && rows <= kLargest && plan.segments.size() == plan.tokens.size() &&
+                      plan.draws.size() == plan.tokens.size() &&
+                      plan.logit_rows.size() == plan.tokens.size();
+  if (!decode) return nullptr;
+  return std::find_if(buckets_.begin(), buckets_.end(),
+                      [&](const auto& b) { return b->rows >= rows; })
+      ->get();
+}
+
+// Writes the step's input where the graph reads it.
+void DecodeGraphs::fill(Bucket& b, const StepPlan& plan) {
+  auto* draws = Bucket::at_byte<SampleRow>(b.host_input, 0);
+  auto* tokens = Bucket::at_byte<std::int32_t>(b.host_input, b.tokens_at());
+  auto* positions = Bucket::at_byte<std::int32_t>(b.host_input, b.positions_at());
+  static_assert(sizeof(TokenId) == 4);
+  const std::int32_t spare = pool_.spare_block();
+  b.context.segments.clear();
+  b.context.writes.clear();
+  const auto rows = static_cast<std::int64_t>(plan.tokens.size());
+  for (std::int64_t i = 0; i < b.rows; ++i) {
+    const bool real = i < rows;
+    tokens[i] = real ? plan.tokens[i] : 0;
+    positions[i] = real ? plan.positions[i] : 0;
+    draws[i] = {.row = i, .temperature = 0.0};
+    if (real) {
+      const PlanDraw& d = plan.draws[i];
+      draws[i] = {.row = d.logits_index,
+                  .temperature = d.temperature,
+                  .seed = d.seed,
+                  .sample_id = d.sample_id,
+                  .position = d.position,
+                  .evaluation = d.evaluation};
+    }
+    Segment s;
+    s.row_begin = i;
+    s.num_rows = 1;
+    s.position_begin = positions[i];
+    s.blocks = real ? plan.block_ids.data() + plan.segments[i].blocks_begin : &spare;
+    s.num_blocks = real ? plan.segments[i].num_blocks : 1;
+    b.context.segments.push_back(s);
+    b.context.writes.push_back({i, real ? plan.slots[i] : spare * kBlockTokens});
+  }
+  b.input.copy_(b.host_input, /*non_blocking=*/true);
+  if (!b.context.plan)
+    b.context.plan.reset(cuda_part().reserve_plan(
+        b.rows, b.rows * (model_.config().max_position_embeddings / kBlockTokens + 1)));
+  cuda_part().update_plan(b.context.plan.get(), model_.element(), model_.attention_shape(),
+                          {.segments = b.context.segments.data(),
+                           .num_segments = b.rows,
+                           .writes = b.context.writes.data(),
+                           .num_writes = b.rows,
+                           .rows = b.rows});
+}
+
+void DecodeGraphs::forward(Bucket& b) {
+  const auto ids = at::dtype(at::kInt).device(b.input.device());
+  const auto view = [&](std::int64_t byte) {
+    return at::from_blob(b.input.data_ptr<std::uint8_t>() + byte, {b.rows}, ids);
+  };
+  const at::Tensor z =
+      logits(model_.forward(view(b.tokens_at()), view(b.positions_at()), b.context), model_.head());
+  cuda_part().sample_on_device(
+      z.data_ptr<float>(), z.size(1), Bucket::at_byte<SampleRow>(b.input, 0), b.rows,
+      Bucket::at_byte<std::int32_t>(b.output, 0), Bucket::at_byte<float>(b.output, b.rows * 4));
+}
+
+void DecodeGraphs::capture(Bucket& b) {
+  forward(b);  // once for real: libraries set themselves up, which a capture must not see
+  cuda_part().synchronize();
+  b.graph = cuda_part().begin_graph();
+  forward(b);
+  cuda_part().end_graph(b.graph);
+}
+
+bool DecodeGraphs::run(const StepPlan& plan, std::span<SampledToken> sampled) {
+  Bucket* b = bucket_for(plan);
+  if (!b) return false;
+  const c10::InferenceMode no_gradients;
+  for (const BlockCopy& copy : plan.copies) pool_.copy_block(copy.from, copy.to);
+  fill(*b, plan);
+  if (!b->graph) capture(*b);
+  cuda_part().run_graph(b->graph);
+  b->host_output.copy_(b->output, /*non_blocking=*/true);
+  cuda_part().synchronize();
+  const auto* tokens = Bucket::at_byte<std::int32_t>(b->host_output, 0);
+  const auto* log_probs = Bucket::at_byte<float>(b->host_output, b->rows * 4);
+  for (std::size_t i = 0; i < sampled.size(); ++i) sampled[i] = {tokens[i], log_probs[i]};
+  return true;
+}
+
+}  // namespace tandem

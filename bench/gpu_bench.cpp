@@ -2,7 +2,7 @@
 // through the engine, a training step on 2 × 4,096 tokens, the colocated weight update. One JSON
 // object a figure on standard output. bench/gpu.sh runs it beside the peers.
 //
-//   gpu_bench decode [BATCH...] | train | update     [--layers N]
+//   gpu_bench decode [BATCH...] | train | update     [--layers N] [--exact]
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -79,7 +79,7 @@ void bench_decode(const ModelConfig& config, Arena& arena,
   const std::int64_t blocks = most * ((kPrompt + kNew) / kBlockTokens + 1);
   KvPool pool(model.attention_shape(), model.element(), config.num_layers, blocks, Place::cuda);
   Runner runner(model, pool);
-  Mailbox mailbox({});
+  Mailbox mailbox;
   double decode_seconds = 0;
   std::int64_t decode_tokens = 0;
   Engine engine(
@@ -149,7 +149,7 @@ void bench_train(const ModelConfig& config, Arena& arena) {
     cuda_part().synchronize();
     const double start = monotonic_seconds();
     PackedBatch packed(pointers, true);
-    KvPool pool(model.attention_shape(), model.element(), 1, 1, Place::cuda);
+    KvPool pool(model.attention_shape(), model.element(), 1, packed.num_blocks(), Place::cuda);
     packed.context.pool = &pool;
     gradients.begin_batch();
     model.set_grads(gradients.begin_leaf());
@@ -190,22 +190,23 @@ void bench_train(const ModelConfig& config, Arena& arena) {
   }
 }
 
-void bench_update(const ModelConfig& config, Arena& arena) {
-  std::int64_t served = 0;
-  const EngineSide side{.version = [&] { return served; },
-                        .quiet = [] { return true; },
-                        .swap = [&](std::int64_t v) { served = v; }};
-  const auto transfer = make_colocate_transfer(arena, arena, side);
+void bench_update(Arena& arena) {
+  TransferSetup setup;
+  setup.source_layouts = setup.target_layouts = {arena.layout()};
+  setup.source_process = setup.target_process = {0};
+  setup.plan = make_transfer_plan({{&arena.layout(), 0, true}}, {{&arena.layout(), 0, true}});
+  setup.source = setup.target = &arena;
+  const auto transfer = make_colocate_transfer(setup);
+  std::vector<RowsSum> sums(setup.plan.boxes.size());
   for (int round = 0; round < 3; ++round) {
-    arena.set_version(arena.version() + 1);
     const double start = monotonic_seconds();
-    const UpdateReport r = transfer->update(served + 1);
+    const std::int64_t moved = transfer->move(sums);
     print({{"part", "update"},
            {"system", "tandem"},
            {"way", "one arena"},
            {"ms", 1e3 * (monotonic_seconds() - start)},
-           {"moved_bytes", r.moved_bytes},
-           {"total_bytes", r.total_bytes}});
+           {"moved_bytes", moved},
+           {"total_bytes", setup.plan.total_bytes}});
   }
   const auto options = at::dtype(at::kByte).device(device_of(Place::cuda));
   const auto a = at::empty({arena.layout().bytes}, options), b = at::empty_like(a);
@@ -227,11 +228,14 @@ void bench_update(const ModelConfig& config, Arena& arena) {
 int main(int argc, char** argv) {
   using namespace tandem;
   std::int64_t layers = 36;
+  bool exact = false;
   std::string part;
   std::vector<std::int64_t> batches;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--layers") == 0 && i + 1 < argc)
       layers = std::atoll(argv[++i]);
+    else if (std::strcmp(argv[i], "--exact") == 0)
+      exact = true;
     else if (part.empty())
       part = argv[i];
     else
@@ -239,13 +243,19 @@ int main(int argc, char** argv) {
   }
   if (batches.empty()) batches = {1, 64, 256};
   const CudaPart& cuda = load_cuda_part();
+  cuda.set_exact(exact);
+  at::globalContext().setDeterministicAlgorithms(exact, false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
   const ModelConfig config = qwen3_4b(layers);
   Arena arena(make_arena_layout(config, Element::bf16, 0, 1, Place::cuda));
   fill_random(arena);
-  print({{"device", cuda.device_name}, {"parameters", arena.layout().flat_elements}});
+  print({{"device", cuda.device_name},
+         {"exact", exact},
+         {"parameters", arena.layout().flat_elements}});
   if (part == "decode") return bench_decode(config, arena, batches), 0;
   if (part == "train") return bench_train(config, arena), 0;
-  if (part == "update") return bench_update(config, arena), 0;
-  std::fprintf(stderr, "usage: gpu_bench decode [BATCH...] | train | update [--layers N]\n");
+  if (part == "update") return bench_update(arena), 0;
+  std::fprintf(stderr,
+               "usage: gpu_bench decode [BATCH...] | train | update [--layers N] [--exact]\n");
   return 2;
 }

@@ -68,6 +68,8 @@ struct ComputeConfig {
   Device device = Device::automatic;             // after resolve(): never automatic
   std::optional<std::int64_t> threads_per_rank;  // after resolve(): set
   CpuKernels cpu_kernels = CpuKernels::automatic;
+  bool true_on_policy_mode = false;
+  bool deterministic_mode = false;  // after resolve(): true with true_on_policy_mode
 };
 
 struct ModelOptions {

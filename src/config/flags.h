@@ -108,7 +108,14 @@ inline constexpr auto table<ComputeConfig> = std::tuple{
           "Compute threads of a rank. Default: the cores, shared evenly by the ranks of a node.",
           {.at_least = 1, .at_most = 1024}},
     Field{"cpu_kernels", &ComputeConfig::cpu_kernels,
-          "Instruction set of the CPU kernels. auto: the best that the processor has."}};
+          "Instruction set of the CPU kernels. auto: the best that the processor has."},
+    Field{"true_on_policy_mode", &ComputeConfig::true_on_policy_mode,
+          "On a GPU: trainer and engine compute the same bits, so that the gap is 0 (slower; turns "
+          "deterministic_mode on). On the CPU they always do."},
+    Field{
+        "deterministic_mode", &ComputeConfig::deterministic_mode,
+        "On a GPU: the same run twice gives the same bits (slower backward). On the CPU it always "
+        "does."}};
 
 template <>
 inline constexpr auto table<ModelOptions> = std::tuple{

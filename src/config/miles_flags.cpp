@@ -89,8 +89,8 @@ constexpr std::array kTogether = {
     Together{"Model", no_effect, "exact mode: trainer and engine run the same kernels on the CPU",
              "attention_backend= attn_implementation= use_flash_attn qkv_format=thd "
              "linear_attention_backend=fla miles_dsa_topk_backend=torch "
-             "dsa_attention_backend=tilelang transformer_impl= true_on_policy_mode "
-             "recompute_logprobs_via_prefill deterministic_mode no_masked_softmax_fusion "
+             "dsa_attention_backend=tilelang transformer_impl= "
+             "recompute_logprobs_via_prefill no_masked_softmax_fusion "
              "no_bias_swiglu_fusion no_bias_gelu_fusion no_bias_dropout_fusion "
              "no_gradient_accumulation_fusion bias_swiglu_fusion gradient_accumulation_fusion "
              "cross_entropy_loss_fusion cross_entropy_fusion_impl= freeze_indexer "

@@ -45,6 +45,10 @@ void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t r
       "--device: cuda wanted, found {} NVIDIA GPUs and {}{}; use --device cpu, or on a machine "
       "with a GPU build that part (cmake --preset cuda)",
       num_gpus(), std::filesystem::exists(cuda_part_path()) ? "" : "no ", cuda_part_path());
+  if (compute.true_on_policy_mode && !compute.deterministic_mode) {
+    compute.deterministic_mode = true;
+    lines.push_back("deterministic_mode = true (true_on_policy_mode)");
+  }
   fill(compute.threads_per_rank, std::max<std::int64_t>(1, host.num_cpus / ranks_on_host),
        "threads_per_rank", fmt::format("{} cores / {} ranks", host.num_cpus, ranks_on_host), lines);
   if (model.dtype == ComputeDtype::automatic) {

@@ -172,26 +172,37 @@ at::Tensor Model::norm(const at::Tensor& x, const WeightView* weight) {
 // Norms of queries and keys, head by head or over the projections of all ranks.
 at::Tensor Model::norm_queries_and_keys(const Layer& l, const at::Tensor& qkv) {
   if (!l.q_norm) return qkv;
-  const std::int64_t rows = qkv.size(0), dim = shape_.head_dim;
-  const std::int64_t q = shape_.num_heads * dim, kv = shape_.num_kv_heads * dim;
+  if (config_.qk_norm == QkNorm::head)
+    return norm_heads(qkv, shape_, *l.q_norm, *l.k_norm, static_cast<float>(config_.rms_norm_eps),
+                      static_cast<float>(config_.norm_offset));
+  const std::int64_t q = shape_.num_heads * shape_.head_dim;
+  const std::int64_t kv = shape_.num_kv_heads * shape_.head_dim;
   const auto part = [&](std::int64_t begin, std::int64_t width, const WeightView* w) {
-    const auto mine = qkv.narrow(1, begin, width);
-    if (config_.qk_norm == QkNorm::head)
-      return norm(mine.reshape({-1, dim}).contiguous(), w).reshape({rows, width});
-    const auto all = norm(gather_columns(mine.contiguous()), w);
+    const auto all = norm(gather_columns(qkv.narrow(1, begin, width).contiguous()), w);
     return group_ ? all.narrow(1, group_->rank() * width, width) : all;
   };
   return at::cat({part(0, q, l.q_norm), part(q, kv, l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
 }
 
-at::Tensor Model::run_layer(Layer& l, const at::Tensor& x, const at::Tensor& positions) {
-  auto qkv = norm_queries_and_keys(l, linear(norm(x, l.before_attention), *l.qkv, l.qkv_bias));
+AddedNorm Model::add_norm(const Residual& r, const WeightView* weight, float perturbation) {
+  if (r.delta.defined() && weight)
+    return add_rms_norm(r.x, r.delta, *weight, static_cast<float>(config_.rms_norm_eps),
+                        static_cast<float>(config_.norm_offset) + perturbation);
+  const auto sum = r.delta.defined() ? r.x + r.delta : r.x;
+  return {sum, norm(sum, weight)};
+}
+
+Model::Residual Model::run_layer(Layer& l, const Residual& before, const at::Tensor& positions) {
+  const auto in = add_norm(before, l.before_attention);
+  auto qkv = norm_queries_and_keys(l, linear(in.normed, *l.qkv, l.qkv_bias));
   if (l.rope != kNoRope) qkv = rotary(qkv, l.shape, positions, ropes_[l.rope]);
   const auto mixed = gather_columns(attention(qkv, l.shape, l.kv));
-  const auto y = x + norm(gather_columns(linear(mixed, *l.o, l.o_bias)), l.after_attention);
-  const auto gates = linear(norm(y, l.before_mlp), *l.gate_up, l.gate_up_bias);
+  const auto middle =
+      add_norm({in.sum, norm(gather_columns(linear(mixed, *l.o, l.o_bias)), l.after_attention)},
+               l.before_mlp);
+  const auto gates = linear(middle.normed, *l.gate_up, l.gate_up_bias);
   const auto act = gather_columns(gate_mul(gates, config_.activation));
-  return y + norm(gather_columns(linear(act, *l.down, l.down_bias)), l.after_mlp);
+  return {middle.sum, norm(gather_columns(linear(act, *l.down, l.down_bias)), l.after_mlp)};
 }
 
 at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
@@ -204,9 +215,9 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
          .writes = context.writes.data(),
          .num_writes = static_cast<std::int64_t>(context.writes.size()),
          .rows = static_cast<std::int64_t>(tokens.size())}));
-  return run_layers(
-      embed(tokens),
-      ids_tensor("position", positions, config_.max_position_embeddings, place()), context);
+  return run_layers(embed(tokens),
+                    ids_tensor("position", positions, config_.max_position_embeddings, place()),
+                    context);
 }
 
 at::Tensor Model::forward(const at::Tensor& tokens, const at::Tensor& positions,
@@ -215,9 +226,10 @@ at::Tensor Model::forward(const at::Tensor& tokens, const at::Tensor& positions,
                     context);
 }
 
-at::Tensor Model::run_layers(at::Tensor x, const at::Tensor& positions,
+at::Tensor Model::run_layers(const at::Tensor& embedded, const at::Tensor& positions,
                              const AttentionContext& context) {
-  if (config_.embedding_scale != 1.0) x = x * embedding_scale_;
+  const bool scaled = config_.embedding_scale != 1.0;
+  Residual r{scaled ? embedded * embedding_scale_ : embedded, at::Tensor()};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     layers_[i].kv = {.k_blocks = context.pool->k_blocks(index),
@@ -225,10 +237,9 @@ at::Tensor Model::run_layers(at::Tensor x, const at::Tensor& positions,
                      .writes = context.writes,
                      .segments = context.segments,
                      .plan = context.plan.get()};
-    x = run_layer(layers_[i], x, positions);
+    r = run_layer(layers_[i], r, positions);
   }
-  return rms_norm(x, *norm_, static_cast<float>(config_.rms_norm_eps),
-                  static_cast<float>(config_.norm_offset) + perturbation_);
+  return add_norm(r, norm_, perturbation_).normed;
 }
 
 at::Tensor Model::logits(const at::Tensor& hidden, std::span<const std::int64_t> rows) {

@@ -72,9 +72,15 @@ class Model {
   at::Tensor embed(std::span<const TokenId> tokens);
   at::Tensor norm(const at::Tensor& x, const WeightView* weight);
   at::Tensor norm_queries_and_keys(const Layer& layer, const at::Tensor& qkv);
-  at::Tensor run_layers(at::Tensor x, const at::Tensor& positions, const AttentionContext& context);
+  at::Tensor run_layers(const at::Tensor& embedded, const at::Tensor& positions,
+                        const AttentionContext& context);
   at::Tensor gather_columns(const at::Tensor& local);
-  at::Tensor run_layer(Layer& layer, const at::Tensor& x, const at::Tensor& positions);
+  // What a layer leaves: x + delta, not yet added, so that the next norm adds in its pass.
+  struct Residual {
+    at::Tensor x, delta;  // delta undefined: x alone
+  };
+  AddedNorm add_norm(const Residual& r, const WeightView* weight, float perturbation = 0.0f);
+  Residual run_layer(Layer& layer, const Residual& before, const at::Tensor& positions);
 
   ModelConfig config_;
   Arena& arena_;

@@ -159,6 +159,92 @@ struct RmsNorm : Function<RmsNorm> {
   }
 };
 
+struct AddRmsNorm : Function<AddRmsNorm> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& delta,
+                               const WeightView* w, double eps, double offset) {
+    remember(ctx, *w);
+    ctx->saved_data["offset"] = offset;
+    auto y = at::empty_like(x, x.options().requires_grad(false));
+    auto rstd = at::empty({x.size(0)}, f32_like(x));
+    at::Tensor sum;
+    if (x.is_cuda()) {
+      sum = at::empty_like(y);
+      cuda_part().add_rms_norm(w->element, x.data_ptr(), delta.data_ptr(), w->data,
+                               static_cast<float>(eps), static_cast<float>(offset), sum.data_ptr(),
+                               y.data_ptr(), rstd.data_ptr<float>(), x.size(0), w->cols);
+    } else {
+      sum = x + delta;
+      kernels().rms_norm(w->element, sum.data_ptr(), w->data, static_cast<float>(eps),
+                         static_cast<float>(offset), y.data_ptr(), rstd.data_ptr<float>(),
+                         x.size(0), w->cols);
+    }
+    ctx->save_for_backward({sum, rstd});
+    return {sum, y};
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const WeightView& w = recall(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& sum = saved[0];
+    const float* rstd = saved[1].data_ptr<float>();
+    const auto offset = static_cast<float>(ctx->saved_data.at("offset").toDouble());
+    // The last norm's sum has no other reader.
+    const auto d_sum = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(sum);
+    if (!grads[1].defined()) return {d_sum, d_sum, at::Tensor(), at::Tensor(), at::Tensor()};
+    const auto dy = grads[1].contiguous();
+    auto dx = at::empty_like(sum, sum.options().requires_grad(false));
+    if (sum.is_cuda()) {
+      cuda_part().add_rms_norm_dx(w.element, dy.data_ptr(), d_sum.data_ptr(), sum.data_ptr(),
+                                  w.data, offset, rstd, dx.data_ptr(), dy.size(0), w.cols);
+    } else {
+      kernels().rms_norm_dx(w.element, dy.data_ptr(), sum.data_ptr(), w.data, offset, rstd,
+                            dx.data_ptr(), dy.size(0), w.cols);
+      dx += d_sum;
+    }
+    if (w.grad)
+      kernels(w.place).rms_norm_dw(w.element, dy.data_ptr(), sum.data_ptr(), rstd, added_grad(w),
+                                   dy.size(0), w.cols);
+    return {dx, dx, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// On a GPU; see norm_heads.
+struct NormHeads : Function<NormHeads> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
+                            const AttentionShape* shape, const WeightView* q, const WeightView* k,
+                            double eps, double offset) {
+    remember(ctx, *q);
+    ctx->saved_data["k_weight"] = address(k);
+    ctx->saved_data["shape"] = address(shape);
+    ctx->saved_data["offset"] = offset;
+    auto y = at::empty_like(qkv, qkv.options().requires_grad(false));
+    auto rstd = at::empty({qkv.size(0), shape->num_heads + shape->num_kv_heads}, f32_like(qkv));
+    cuda_part().norm_heads(q->element, *shape, qkv.data_ptr(), q->data, k->data,
+                           static_cast<float>(eps), static_cast<float>(offset), y.data_ptr(),
+                           rstd.data_ptr<float>(), qkv.size(0));
+    ctx->save_for_backward({qkv, rstd});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const WeightView &q = recall(ctx), &k = *pointer<WeightView>(ctx, "k_weight");
+    const auto& shape = *pointer<AttentionShape>(ctx, "shape");
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& qkv = saved[0];
+    const float* rstd = saved[1].data_ptr<float>();
+    const auto dy = grads[0].contiguous();
+    auto dx = at::empty_like(qkv, qkv.options().requires_grad(false));
+    cuda_part().norm_heads_dx(q.element, shape, dy.data_ptr(), qkv.data_ptr(), q.data, k.data,
+                              static_cast<float>(ctx->saved_data.at("offset").toDouble()), rstd,
+                              dx.data_ptr(), qkv.size(0));
+    for (const bool keys : {false, true}) {
+      const WeightView& w = keys ? k : q;
+      if (w.grad)
+        cuda_part().norm_heads_dw(w.element, shape, dy.data_ptr(), qkv.data_ptr(), rstd, keys,
+                                  added_grad(w), qkv.size(0));
+    }
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
 struct Rotary : Function<Rotary> {
   static void rotate(const at::Tensor& x, const AttentionShape& s, const at::Tensor& positions,
                      const RopeTable& table, int direction) {
@@ -253,9 +339,9 @@ struct GateMul : Function<GateMul> {
   }
 };
 
-// Rows of the head computed at a time: about 64 MB of logits, on a GPU 2 GB.
+// Rows of the head computed at a time: about 64 MB of logits, on a GPU 8 GB.
 std::int64_t head_chunk(const WeightView& head) {
-  const std::int64_t elements = std::int64_t{head.place == Place::cpu ? 16 : 512} << 20;
+  const std::int64_t elements = std::int64_t{head.place == Place::cpu ? 16 : 2048} << 20;
   return std::max<std::int64_t>(16, elements / head.rows);
 }
 
@@ -298,16 +384,27 @@ struct HeadLogProbs : Function<HeadLogProbs> {
       const std::int64_t n = std::min(chunk, rows - r);
       const auto part = hidden.narrow(0, r, n);
       const auto z = saved[4].defined() ? saved[4] : logits(part, head);
-      kernels_of(z).log_softmax_backward(
-          z.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
-          static_cast<float>(ctx->saved_data.at("temperature").toDouble()),
-          lse.data_ptr<float>() + r, entropy.defined() ? entropy.data_ptr<float>() + r : nullptr,
-          d_log_prob.data_ptr<float>() + r, has_entropy ? d_entropy.data_ptr<float>() + r : nullptr,
-          n, head.rows);
-      kernels_of(z).linear_dx(head.element, z.data_ptr(), true, head.data,
+      const auto temperature = static_cast<float>(ctx->saved_data.at("temperature").toDouble());
+      const float* h = entropy.defined() ? entropy.data_ptr<float>() + r : nullptr;
+      const float* dh = has_entropy ? d_entropy.data_ptr<float>() + r : nullptr;
+      // On a GPU the gradient is rounded as it is made, since both products want it so.
+      at::Tensor dz = z;
+      if (z.is_cuda() && head.element == Element::bf16) {
+        dz = at::empty_like(z, z.options().dtype(at::kBFloat16));
+        cuda_part().log_softmax_gradient(z.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
+                                         temperature, lse.data_ptr<float>() + r, h,
+                                         d_log_prob.data_ptr<float>() + r, dh, n, head.rows,
+                                         static_cast<bf16*>(dz.data_ptr()));
+      } else {
+        kernels_of(z).log_softmax_backward(z.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r,
+                                           temperature, lse.data_ptr<float>() + r, h,
+                                           d_log_prob.data_ptr<float>() + r, dh, n, head.rows);
+      }
+      const bool wide = dz.scalar_type() == at::kFloat;
+      kernels_of(z).linear_dx(head.element, dz.data_ptr(), wide, head.data,
                               static_cast<char*>(dx.data_ptr()) + r * width, n, head.rows,
                               head.cols);
-      matrix_grad(head, z, true, part);
+      matrix_grad(head, dz, wide, part);
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -337,6 +434,30 @@ at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bi
 at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset) {
   check_rows(w, x);
   return RmsNorm::apply(x, &w, static_cast<double>(eps), static_cast<double>(offset));
+}
+
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const WeightView& w, float eps,
+                       float offset) {
+  check_rows(w, x);
+  check_rows(w, delta);
+  auto out = AddRmsNorm::apply(x, delta, &w, static_cast<double>(eps), static_cast<double>(offset));
+  return {out[0], out[1]};
+}
+
+at::Tensor norm_heads(const at::Tensor& qkv, const AttentionShape& shape,
+                      const WeightView& q_weight, const WeightView& k_weight, float eps,
+                      float offset) {
+  check_rows("head norms", qkv, shape.qkv_width());
+  if (qkv.is_cuda())
+    return NormHeads::apply(qkv, &shape, &q_weight, &k_weight, static_cast<double>(eps),
+                            static_cast<double>(offset));
+  const std::int64_t rows = qkv.size(0), dim = shape.head_dim;
+  const std::int64_t q = shape.num_heads * dim, kv = shape.num_kv_heads * dim;
+  auto part = [&](std::int64_t begin, std::int64_t width, const WeightView& w) {
+    const auto heads = qkv.narrow(1, begin, width).reshape({-1, dim}).contiguous();
+    return rms_norm(heads, w, eps, offset).reshape({rows, width});
+  };
+  return at::cat({part(0, q, q_weight), part(q, kv, k_weight), qkv.narrow(1, q + kv, kv)}, 1);
 }
 
 at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::Tensor& positions,

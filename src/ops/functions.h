@@ -38,6 +38,16 @@ at::Tensor embedding(const at::Tensor& ids, const WeightView& w, std::int64_t pa
 at::Tensor linear(const at::Tensor& x, const WeightView& w, const WeightView* bias);
 // Root mean square norm over the last dimension (Zhang & Sennrich 2019).
 at::Tensor rms_norm(const at::Tensor& x, const WeightView& w, float eps, float offset = 0.0f);
+// x + delta, and its norm.
+struct AddedNorm {
+  at::Tensor sum, normed;
+};
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const WeightView& w, float eps,
+                       float offset = 0.0f);
+// Norm of every query and key head of qkv rows over head_dim; the values stay.
+at::Tensor norm_heads(const at::Tensor& qkv, const AttentionShape& shape,
+                      const WeightView& q_weight, const WeightView& k_weight, float eps,
+                      float offset = 0.0f);
 // cos and sin of a rotary embedding (Su et al. 2021): f32 [max_position, rotary_dim/2]. Pairs are
 // (i, i + rotary_dim/2) as in most of Hugging Face, or (2i, 2i + 1) when interleaved.
 struct RopeTable {

@@ -1,6 +1,7 @@
 // Putting folder, arena, model, pool and engine together.
 #include "rank/worker.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include <stdexcept>
@@ -42,8 +43,15 @@ std::string start_compute(const ComputeConfig& config) {
   select_kernels(name);
   if (config.device == Device::cuda) {
     const CudaPart& part = load_cuda_part();
-    return fmt::format("compute: {} (GPU {}, {})", part.device_name, part.device,
-                       human_bytes(static_cast<double>(part.device_bytes)));
+    part.set_exact(config.true_on_policy_mode);
+    at::globalContext().setDeterministicAlgorithms(config.deterministic_mode, false);
+    // That would fill new tensors; every one here is written before it is read.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+    return fmt::format("compute: {} (GPU {}, {}){}", part.device_name, part.device,
+                       human_bytes(static_cast<double>(part.device_bytes)),
+                       config.true_on_policy_mode  ? ", exact"
+                       : config.deterministic_mode ? ", deterministic"
+                                                   : "");
   }
   return fmt::format("compute: {} kernels, {} thread{}", kernels().name, threads,
                      threads == 1 ? "" : "s");

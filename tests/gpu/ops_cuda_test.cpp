@@ -108,46 +108,104 @@ TEST_P(Cuda, RmsNorm) {
   }
 }
 
-TEST_P(Cuda, RotaryTurnsAndTurnsBack) {
-  for (auto [heads, kv, dim, rotary_dim] :
-       {std::tuple{2, 1, 2, 2}, {4, 2, 64, 64}, {3, 3, 80, 32}, {9, 3, 128, 128}}) {
-    const AttentionShape shape{.num_heads = heads, .num_kv_heads = kv, .head_dim = dim};
-    const std::int64_t rows = 13, half = rotary_dim / 2;
-    const auto x = values({rows, shape.qkv_width()}, e),
-               angle = at::rand({40, half}).to(at::kDouble);
-    std::vector<std::int32_t> positions;
-    for (int i = 0; i < rows; ++i) positions.push_back((i * 7) % 40);
-    const auto at_positions = ids_tensor("position", positions, 40, Place::cuda);
-    auto leaf = on_gpu(x, e).requires_grad_(true);
-    const auto y = rotary(leaf * 1.0, shape, at_positions, angle.cos().to(at::kFloat).to(gpu()),
-                          angle.sin().to(at::kFloat).to(gpu()));
-    auto want = x.clone().view({rows, heads + 2 * kv, dim});
-    const auto index = ids_tensor("position", positions, 40, Place::cpu).to(at::kLong);
-    const auto c = angle.cos().to(at::kFloat).to(at::kDouble).index_select(0, index).unsqueeze(1);
-    const auto s = angle.sin().to(at::kFloat).to(at::kDouble).index_select(0, index).unsqueeze(1);
-    const auto low = x.view_as(want).narrow(1, 0, heads + kv).narrow(2, 0, half);
-    const auto high = x.view_as(want).narrow(1, 0, heads + kv).narrow(2, half, half);
-    want.narrow(1, 0, heads + kv).narrow(2, 0, half).copy_(low * c - high * s);
-    want.narrow(1, 0, heads + kv).narrow(2, half, half).copy_(high * c + low * s);
-    EXPECT_CLOSE(y.detach(), want.view({rows, -1}), e);
-    // The rotation is orthogonal: backward of the result is the input again.
-    y.backward(on_gpu(want.view({rows, -1}), e));
-    EXPECT_CLOSE(leaf.grad(), x, e);
+TEST_P(Cuda, AddRmsNorm) {
+  for (auto [rows, width] : {std::pair{1, 4}, {3, 5}, {70, 64}, {301, 576}, {11, 2560}}) {
+    const auto x = values({rows, width}, e), delta = values({rows, width}, e),
+               w = values({width}, e), ds = values({rows, width}, e), dy = values({rows, width}, e);
+    Weight weight(w, e);
+    auto gx = on_gpu(x, e).requires_grad_(true), gd = on_gpu(delta, e).requires_grad_(true);
+    const auto out = add_rms_norm(gx, gd, weight.view, 1e-5f, 0.5f);
+    const auto wx = x.clone().requires_grad_(true), ww = w.clone().requires_grad_(true);
+    const auto sum = wx + delta;
+    const auto normed = sum * at::rsqrt(sum.square().mean(1, true) + 1e-5) * (ww + 0.5);
+    EXPECT_CLOSE(out.sum.detach(), sum.detach(), e);
+    EXPECT_CLOSE(out.normed.detach(), normed.detach(), e);
+    ((out.sum * on_gpu(ds, e)).sum() + (out.normed * on_gpu(dy, e)).sum()).backward();
+    ((sum * ds).sum() + (normed * dy).sum()).backward();
+    EXPECT_CLOSE(gx.grad(), wx.grad(), e);
+    EXPECT_CLOSE(gd.grad(), wx.grad(), e);
+    EXPECT_CLOSE(weight.grad, ww.grad(), e);
   }
 }
 
-TEST_P(Cuda, SiluMul) {
-  for (auto [rows, width] : {std::pair{1, 1}, {7, 33}, {50, 80}, {3, 9728}}) {
-    const auto x = values({rows, 2 * width}, e, 2.0), dy = values({rows, width}, e);
+TEST_P(Cuda, NormHeads) {
+  for (auto [rows, heads, kv, dim] :
+       {std::tuple{1, 1, 1, 4}, {7, 4, 2, 14}, {130, 8, 2, 64}, {65, 3, 1, 128}}) {
+    const AttentionShape shape{.num_heads = heads, .num_kv_heads = kv, .head_dim = dim};
+    const auto x = values({rows, shape.qkv_width()}, e), wq = values({dim}, e),
+               wk = values({dim}, e), dy = values({rows, shape.qkv_width()}, e);
+    Weight q(wq, e), k(wk, e);
     auto gx = on_gpu(x, e).requires_grad_(true);
-    const auto y = silu_mul(gx);
-    const auto wx = x.clone().requires_grad_(true);
-    const auto gate = wx.narrow(1, 0, width), up = wx.narrow(1, width, width);
-    const auto want = gate * at::sigmoid(gate) * up;
+    const auto y = norm_heads(gx, shape, q.view, k.view, 1e-6f, 0.0f);
+    const auto wx = x.clone().requires_grad_(true), vq = wq.clone().requires_grad_(true),
+               vk = wk.clone().requires_grad_(true);
+    const auto by_head = wx.view({rows, heads + 2 * kv, dim});
+    const auto scaled = by_head * at::rsqrt(by_head.square().mean(2, true) + 1e-6);
+    const auto want = at::cat({scaled.narrow(1, 0, heads) * vq, scaled.narrow(1, heads, kv) * vk,
+                               by_head.narrow(1, heads + kv, kv)},
+                              1)
+                          .view({rows, -1});
     EXPECT_CLOSE(y.detach(), want.detach(), e);
     y.backward(on_gpu(dy, e));
     want.backward(dy);
     EXPECT_CLOSE(gx.grad(), wx.grad(), e);
+    EXPECT_CLOSE(q.grad, vq.grad(), e);
+    EXPECT_CLOSE(k.grad, vk.grad(), e);
+  }
+}
+
+TEST_P(Cuda, RotaryTurnsAndTurnsBack) {
+  for (auto [heads, kv, dim, rotary_dim] :
+       {std::tuple{2, 1, 2, 2}, {4, 2, 64, 64}, {3, 3, 80, 32}, {9, 3, 128, 128}}) {
+    for (const bool interleaved : {false, true}) {
+      const AttentionShape shape{.num_heads = heads, .num_kv_heads = kv, .head_dim = dim};
+      const std::int64_t rows = 13, half = rotary_dim / 2;
+      const auto x = values({rows, shape.qkv_width()}, e),
+                 angle = at::rand({40, half}).to(at::kDouble);
+      std::vector<std::int32_t> positions;
+      for (int i = 0; i < rows; ++i) positions.push_back((i * 7) % 40);
+      const auto at_positions = ids_tensor("position", positions, 40, Place::cuda);
+      const RopeTable table{.cos = angle.cos().to(at::kFloat).to(gpu()),
+                            .sin = angle.sin().to(at::kFloat).to(gpu()),
+                            .interleaved = interleaved};
+      auto leaf = on_gpu(x, e).requires_grad_(true);
+      const auto y = rotary(leaf * 1.0, shape, at_positions, table);
+      auto want = x.clone().view({rows, heads + 2 * kv, dim});
+      const auto index = ids_tensor("position", positions, 40, Place::cpu).to(at::kLong);
+      const auto c = back(table.cos).index_select(0, index).unsqueeze(1);
+      const auto s = back(table.sin).index_select(0, index).unsqueeze(1);
+      // The two halves of the pairs, as views.
+      const auto pairs = [&](const at::Tensor& t, std::int64_t which) {
+        const auto turned = t.narrow(1, 0, heads + kv).narrow(2, 0, rotary_dim);
+        return interleaved ? turned.slice(2, which, rotary_dim, 2)
+                           : turned.narrow(2, which * half, half);
+      };
+      const auto from = x.view_as(want), low = pairs(from, 0), high = pairs(from, 1);
+      pairs(want, 0).copy_(low * c - high * s);
+      pairs(want, 1).copy_(high * c + low * s);
+      EXPECT_CLOSE(y.detach(), want.view({rows, -1}), e);
+      // The rotation is orthogonal: backward of the result is the input again.
+      y.backward(on_gpu(want.view({rows, -1}), e));
+      EXPECT_CLOSE(leaf.grad(), x, e);
+    }
+  }
+}
+
+TEST_P(Cuda, GateMul) {
+  for (auto [rows, width] : {std::pair{1, 1}, {7, 33}, {50, 80}, {3, 9728}}) {
+    for (const Activation activation : {Activation::silu, Activation::gelu_tanh}) {
+      const auto x = values({rows, 2 * width}, e, 2.0), dy = values({rows, width}, e);
+      auto gx = on_gpu(x, e).requires_grad_(true);
+      const auto y = gate_mul(gx, activation);
+      const auto wx = x.clone().requires_grad_(true);
+      const auto gate = wx.narrow(1, 0, width), up = wx.narrow(1, width, width);
+      const auto want =
+          (activation == Activation::silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
+      EXPECT_CLOSE(y.detach(), want.detach(), e);
+      y.backward(on_gpu(dy, e));
+      want.backward(dy);
+      EXPECT_CLOSE(gx.grad(), wx.grad(), e);
+    }
   }
 }
 

@@ -271,15 +271,16 @@ void plain_attention(Element e, const AttentionShape& shape, const AttentionPlan
     using E = decltype(element);
     const auto* from = static_cast<const E*>(qkv);
     auto* to = static_cast<E*>(out);
-    if (plan.from_rows)
+    if (!k_blocks)
       forward_kernel<E><<<blocks, kWarps * 32, 0, stream()>>>(
           shape_of(shape), RowKeys<E>{from, plan.keys}, from, plan.segments, plan.row_segment, to,
           log_sum_exp, rows);
     else
       forward_kernel<E><<<blocks, kWarps * 32, 0, stream()>>>(
           shape_of(shape),
-          BlockKeys<E>{static_cast<const E*>(k_blocks), static_cast<const E*>(v_blocks), plan.keys},
-          from, plan.segments, plan.row_segment, to, log_sum_exp, rows);
+          BlockKeys<E>{static_cast<const E*>(k_blocks), static_cast<const E*>(v_blocks),
+                       plan.blocks},
+          from, plan.block_segments, plan.row_segment, to, log_sum_exp, rows);
   });
   CHECK_LAUNCH("attention");
 }

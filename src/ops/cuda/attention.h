@@ -14,6 +14,8 @@ void plain_attention_backward(Element, const AttentionShape&, const AttentionPla
                               const void* out, const void* dout, const float* log_sum_exp,
                               void* dqkv);
 
+// key_rows.cu: log-sum-exp [rows, heads] to base 2 -> [heads, rows] to base e.
+void natural_by_head(const float* base2, float* natural, std::int64_t rows, std::int64_t heads);
 // key_rows.cu: keys and values [total_keys, 2, kv_heads, head_dim] from the rows of a training
 // call, and their gradients added back by row in the order of uses. bf16.
 void gather_keys(const AttentionShape&, const AttentionPlan&, const void* qkv, void* keys_values);

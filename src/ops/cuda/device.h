@@ -22,6 +22,9 @@ inline void check(cudaError_t code, const char* call) {
 // The stream that torch has set for this thread.
 cudaStream_t stream();
 
+// Whether a row's forward result must not depend on the call that it is in (part.h).
+bool exact_mode();
+
 // Device memory for work of this thread's stream; not initialised. Later work of the same stream
 // may get the same bytes, which is right because it runs later.
 class Scratch {

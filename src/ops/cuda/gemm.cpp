@@ -1,11 +1,13 @@
-// Matrix products through cuBLAS. All matrices are row-major, so cuBLAS (column-major) sees their
-// transposes. Inputs are bf16 or f32, sums are f32; f32 inputs are multiplied as f32, not as TF32.
-// Where a result adds to what is there (weight gradients, a bias laid down first), the sum is taken
-// in f32 and rounded once.
+// Matrix products through cuBLAS (through gemv.cu for a few rows). All matrices are row-major, so
+// cuBLAS (column-major) sees their transposes. Inputs are bf16 or f32, sums are f32; f32 inputs are
+// multiplied as f32, not as TF32. Where a result adds to what is there (weight gradients, a bias
+// laid down first), the sum is taken in f32 and rounded once.
 #include <cublas_v2.h>
 
 #include "ops/cuda/device.h"
+#include "ops/cuda/gemv.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/pinned_gemm.h"
 
 namespace tandem::cuda {
 namespace {
@@ -77,6 +79,11 @@ class Rounded {
 
 void linear(Element e, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
             std::int64_t rows, std::int64_t n, std::int64_t k) {
+  if (exact_mode()) {
+    if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
+    return pinned_linear(e, x, w, y, y_is_f32, bias != nullptr, rows, n, k);
+  }
+  if (gemv_takes(e, x, w, rows, n, k)) return gemv(x, w, bias, y, y_is_f32, rows, n, k);
   if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
   multiply(e, n, rows, k, {w, CUBLAS_OP_T, k}, {x, CUBLAS_OP_N, k}, y, y_is_f32, n,
            bias != nullptr);

@@ -24,10 +24,10 @@ void rms_norm(Element, const void* x, const void* weight, float eps, float offse
 void rms_norm_dx(Element, const void* dy, const void* x, const void* weight, float offset,
                  const float* rstd, void* dx, std::int64_t rows, std::int64_t width);
 void rotary(Element, void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
-            std::int64_t rotary_dim, const std::int32_t* positions, const float* cos,
-            const float* sin, int direction, std::int64_t rows);
-void silu_mul(Element, const void* x, void* y, std::int64_t rows, std::int64_t width);
-void silu_mul_dx(Element, const void* dy, const void* x, void* dx, std::int64_t rows,
+            std::int64_t rotary_dim, bool interleaved, const std::int32_t* positions,
+            const float* cos, const float* sin, int direction, std::int64_t rows);
+void gate_mul(Element, Activation, const void* x, void* y, std::int64_t rows, std::int64_t width);
+void gate_mul_dx(Element, Activation, const void* dy, const void* x, void* dx, std::int64_t rows,
                  std::int64_t width);
 void to_f32(const bf16* x, float* y, std::int64_t count);
 void to_bf16(const float* x, bf16* y, std::int64_t count);
@@ -43,6 +43,22 @@ void sum_squares(const float* x, std::int64_t count, double* sums);
 void sort_ids(const std::int32_t* ids, std::int64_t rows, std::int32_t* sorted,
               std::int64_t* order);
 
+// fused.cu
+void add_rms_norm(Element, const void* x, const void* delta, const void* weight, float eps,
+                  float offset, void* sum, void* y, float* rstd, std::int64_t rows,
+                  std::int64_t width);
+void add_rms_norm_dx(Element, const void* dy, const void* d_sum, const void* x, const void* weight,
+                     float offset, const float* rstd, void* dx, std::int64_t rows,
+                     std::int64_t width);
+void norm_heads(Element, const AttentionShape&, const void* qkv, const void* q_weight,
+                const void* k_weight, float eps, float offset, void* y, float* rstd,
+                std::int64_t rows);
+void norm_heads_dx(Element, const AttentionShape&, const void* dy, const void* qkv,
+                   const void* q_weight, const void* k_weight, float offset, const float* rstd,
+                   void* dx, std::int64_t rows);
+void norm_heads_dw(Element, const AttentionShape&, const void* dy, const void* qkv,
+                   const float* rstd, bool keys, float* dw, std::int64_t rows);
+
 // softmax.cu
 void log_softmax_gather(const float* logits, const std::int32_t* ids, float temperature,
                         float* log_probs, float* log_sum_exp, float* entropy, std::int64_t rows,
@@ -50,6 +66,9 @@ void log_softmax_gather(const float* logits, const std::int32_t* ids, float temp
 void log_softmax_backward(float* logits, const std::int32_t* ids, float temperature,
                           const float* log_sum_exp, const float* entropy, const float* d_log_prob,
                           const float* d_entropy, std::int64_t rows, std::int64_t vocab);
+void log_softmax_gradient(const float* logits, const std::int32_t* ids, float temperature,
+                          const float* log_sum_exp, const float* entropy, const float* d_log_prob,
+                          const float* d_entropy, std::int64_t rows, std::int64_t vocab, bf16* out);
 void sample(const float* logits, std::int64_t vocab, const SampleRow* draws, std::int64_t num_draws,
             std::int32_t* tokens, float* log_probs);
 void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* draws,

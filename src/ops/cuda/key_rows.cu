@@ -36,7 +36,20 @@ __global__ void add_kernel(const PlannedSegment* segments, const std::int32_t* u
   }
 }
 
+__global__ void natural_kernel(const float* base2, float* natural, std::int64_t rows,
+                               std::int64_t heads) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < rows * heads)
+    natural[i % heads * rows + i / heads] = base2[i] * 0.693147180559945309f;  // ln 2
+}
+
 }  // namespace
+
+void natural_by_head(const float* base2, float* natural, std::int64_t rows, std::int64_t heads) {
+  natural_kernel<<<static_cast<unsigned>(ceil_div(rows * heads, 256)), 256, 0, stream()>>>(
+      base2, natural, rows, heads);
+  CHECK_LAUNCH("natural_by_head");
+}
 
 void gather_keys(const AttentionShape& s, const AttentionPlan& plan, const void* qkv,
                  void* keys_values) {

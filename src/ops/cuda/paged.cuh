@@ -22,7 +22,7 @@ void run_paged_attention(const AttentionShape& s, const PagedCall& call) {
       static_cast<E*>(call.k_blocks), static_cast<E*>(call.v_blocks), w.pages, w.page_begin,
       w.last_page_keys);
   Params params(static_cast<E*>(const_cast<void*>(call.qkv)), keys, nullptr, w.row_begin, nullptr,
-                nullptr, static_cast<E*>(call.out), nullptr, nullptr,
+                nullptr, static_cast<E*>(call.out), call.log2_sum_exp, nullptr,
                 static_cast<std::uint32_t>(s.num_heads), static_cast<std::int32_t>(s.qkv_width()),
                 kDim, s.window > 0 ? static_cast<std::int32_t>(s.window) - 1 : -1, 0.0f, s.scale,
                 1.0f, 1e4f);

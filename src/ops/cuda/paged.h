@@ -1,7 +1,8 @@
 // Paged attention by FlashInfer's prefill kernel (Ye et al. 2025), which serves a query of one row
 // and of many alike: queries of all heads of a group share a tile, keys come in chunks that several
 // blocks may share and a second kernel merges. What FlashInfer plans in its own scheduler is
-// planned in plan.cpp, since the tile and the chunk decide the order of additions.
+// planned in plan.cpp, since the tile and the chunk decide the order of additions; in exact mode
+// both are the same in every call.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +36,15 @@ struct PagedCall {
   PagedWork work;
   const void* qkv = nullptr;
   void *k_blocks = nullptr, *v_blocks = nullptr, *out = nullptr;
+  float* log2_sum_exp = nullptr;  // [rows, heads] to base 2, or null
 };
 
 inline bool paged_takes(Element e, const AttentionShape& s) {
-  return e == Element::bf16 && (s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128);
+  // Its shared memory is swizzled over 64 columns, so a head of 96 has no instance.
+  return e == Element::bf16 && (s.head_dim == 64 || s.head_dim == 128);
 }
 // One file an instance, since each takes nvcc a while.
 void paged_attention_64(const AttentionShape&, const PagedCall&);
-void paged_attention_96(const AttentionShape&, const PagedCall&);
 void paged_attention_128(const AttentionShape&, const PagedCall&);
 
 }  // namespace tandem::cuda

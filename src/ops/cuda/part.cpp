@@ -28,6 +28,11 @@ Scratch::~Scratch() {
   if (data_) c10::cuda::CUDACachingAllocator::raw_delete(data_);
 }
 
+namespace {
+bool exact = false;
+}
+bool exact_mode() { return exact; }
+
 void sort_ids(const std::int32_t* ids, std::int64_t rows, std::int32_t* sorted,
               std::int64_t* order) {
   const auto device = at::dtype(at::kInt).device(at::kCUDA, at::DeviceIndex(-1));
@@ -37,30 +42,42 @@ void sort_ids(const std::int32_t* ids, std::int64_t rows, std::int32_t* sorted,
   at::from_blob(order, {rows}, device.dtype(at::kLong)).copy_(indices);
 }
 
+namespace {
+
+// From the blocks of a layer, into which the call's keys and values have been written.
+void block_attention(Element e, const AttentionShape& shape, const AttentionPlan& plan,
+                     const void* qkv, void* k_blocks, void* v_blocks, void* out,
+                     float* log_sum_exp) {
+  // FlashInfer counts key tiles from the window's begin, which depends on the call.
+  if (!plan.paged || (exact_mode() && shape.window > 0))
+    return plain_attention(e, shape, plan, qkv, k_blocks, v_blocks, out, log_sum_exp);
+  const Scratch base2(log_sum_exp ? plan.rows * shape.num_heads * 4 : 0);
+  const PagedCall call{.rows = plan.rows,
+                       .segments = plan.num_segments,
+                       .work = plan.work,
+                       .qkv = qkv,
+                       .k_blocks = k_blocks,
+                       .v_blocks = v_blocks,
+                       .out = out,
+                       .log2_sum_exp = base2.as<float>()};
+  shape.head_dim == 64 ? paged_attention_64(shape, call) : paged_attention_128(shape, call);
+  if (log_sum_exp) natural_by_head(base2.as<float>(), log_sum_exp, plan.rows, shape.num_heads);
+}
+
+}  // namespace
+
 void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan, const void* qkv,
                void* k_blocks, void* v_blocks, void* out, float* log_sum_exp) {
-  if (plan->from_rows) {
-    if (flash_takes(e, shape, *plan))
-      flash_attention(shape, *plan, qkv, out, log_sum_exp);
-    else
-      plain_attention(e, shape, *plan, qkv, nullptr, nullptr, out, log_sum_exp);
-    return;
+  if (plan->from_blocks) {
+    write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
+    // Only a training call goes backward.
+    block_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out,
+                    plan->from_rows ? log_sum_exp : nullptr);
+  } else if (flash_takes(e, shape, *plan)) {
+    flash_attention(shape, *plan, qkv, out, log_sum_exp);
+  } else {
+    plain_attention(e, shape, *plan, qkv, nullptr, nullptr, out, log_sum_exp);
   }
-  write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
-  if (plan->paged) {
-    const PagedCall call{.rows = plan->rows,
-                         .segments = plan->num_segments,
-                         .work = plan->work,
-                         .qkv = qkv,
-                         .k_blocks = k_blocks,
-                         .v_blocks = v_blocks,
-                         .out = out};
-    if (shape.head_dim == 64) paged_attention_64(shape, call);
-    if (shape.head_dim == 96) paged_attention_96(shape, call);
-    if (shape.head_dim == 128) paged_attention_128(shape, call);
-    return;
-  }
-  plain_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out, log_sum_exp);
 }
 
 void attention_backward(Element e, const AttentionShape& shape, const AttentionPlan* plan,
@@ -113,15 +130,22 @@ void zero(void* memory, std::int64_t bytes) {
 
 void synchronize() { CHECK_CUDA(cudaStreamSynchronize(stream())); }
 
+// Graphs that are alive; with the last one their pool ends.
+int graphs_alive = 0;
+
 void* begin_graph() {
-  static const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
+  static at::cuda::MempoolId_t pool;
+  if (graphs_alive++ == 0) pool = at::cuda::graph_pool_handle();
   auto graph = std::make_unique<at::cuda::CUDAGraph>();
   graph->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   return graph.release();
 }
 void end_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->capture_end(); }
 void run_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
-void free_graph(void* graph) { delete static_cast<at::cuda::CUDAGraph*>(graph); }
+void free_graph(void* graph) {
+  delete static_cast<at::cuda::CUDAGraph*>(graph);
+  --graphs_alive;
+}
 
 constexpr Kernels kTable = {.name = "cuda",
                             .place = Place::cuda,
@@ -137,8 +161,8 @@ constexpr Kernels kTable = {.name = "cuda",
                             .rms_norm_dx = &rms_norm_dx,
                             .rms_norm_dw = &rms_norm_dw,
                             .rotary = &rotary,
-                            .silu_mul = &silu_mul,
-                            .silu_mul_dx = &silu_mul_dx,
+                            .gate_mul = &gate_mul,
+                            .gate_mul_dx = &gate_mul_dx,
                             .to_f32 = &to_f32,
                             .to_bf16 = &to_bf16,
                             .write_kv = nullptr,
@@ -175,6 +199,7 @@ const CudaPart* start(int device) {
           .device_name = properties.name,
           .device_bytes = static_cast<std::int64_t>(properties.totalGlobalMem),
           .kernels = &kTable,
+          .set_exact = [](bool value) { exact = value; },
           .allocate = &allocate,
           .release = &release,
           .write = &write,
@@ -186,6 +211,12 @@ const CudaPart* start(int device) {
           .update_plan = &update_plan,
           .attention = &attention,
           .attention_backward = &attention_backward,
+          .add_rms_norm = &add_rms_norm,
+          .add_rms_norm_dx = &add_rms_norm_dx,
+          .norm_heads = &norm_heads,
+          .norm_heads_dx = &norm_heads_dx,
+          .norm_heads_dw = &norm_heads_dw,
+          .log_softmax_gradient = &log_softmax_gradient,
           .sample_on_device = &sample_on_device,
           .begin_graph = &begin_graph,
           .end_graph = &end_graph,

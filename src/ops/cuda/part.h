@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 2;
+inline constexpr int kCudaPartVersion = 5;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -35,6 +35,10 @@ struct CudaPart {
   const char* device_name = "";      // "NVIDIA H200"
   std::int64_t device_bytes = 0;     // memory of the device
   const Kernels* kernels = nullptr;  // its pointers are device pointers
+
+  // Exact mode: a row's forward result is the same bits whatever call it is in, so that trainer and
+  // engine agree exactly (docs/exact-gpu.md). Off at first; to be set before any work.
+  void (*set_exact)(bool exact) = nullptr;
 
   // Memory of the device; zero-filled. Null if there is not enough.
   void* (*allocate)(std::int64_t bytes) = nullptr;
@@ -60,6 +64,30 @@ struct CudaPart {
   void (*attention_backward)(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                              const void* out, const void* dout, const float* log_sum_exp,
                              void* dqkv) = nullptr;
+  // sum = x + delta and y = rms_norm(sum) in one pass; backward: dx = d_sum + the norm's gradient.
+  void (*add_rms_norm)(Element, const void* x, const void* delta, const void* weight, float eps,
+                       float offset, void* sum, void* y, float* rstd, std::int64_t rows,
+                       std::int64_t width) = nullptr;
+  void (*add_rms_norm_dx)(Element, const void* dy, const void* d_sum, const void* sum,
+                          const void* weight, float offset, const float* rstd, void* dx,
+                          std::int64_t rows, std::int64_t width) = nullptr;
+  // rms_norm of every query and key head of qkv rows, values copied; rstd [rows, heads + kv_heads].
+  void (*norm_heads)(Element, const AttentionShape&, const void* qkv, const void* q_weight,
+                     const void* k_weight, float eps, float offset, void* y, float* rstd,
+                     std::int64_t rows) = nullptr;
+  void (*norm_heads_dx)(Element, const AttentionShape&, const void* dy, const void* qkv,
+                        const void* q_weight, const void* k_weight, float offset, const float* rstd,
+                        void* dx, std::int64_t rows) = nullptr;
+  // dw += the gradient of the query heads' weight, or of the key heads'.
+  void (*norm_heads_dw)(Element, const AttentionShape&, const void* dy, const void* qkv,
+                        const float* rstd, bool keys, float* dw, std::int64_t rows) = nullptr;
+
+  // log_softmax_backward into a matrix of its own, rounded.
+  void (*log_softmax_gradient)(const float* logits, const std::int32_t* ids, float temperature,
+                               const float* log_sum_exp, const float* entropy,
+                               const float* d_log_prob, const float* d_entropy, std::int64_t rows,
+                               std::int64_t vocab, bf16* out) = nullptr;
+
   // `sample` with draws, tokens and log_probs on the device.
   void (*sample_on_device)(const float* logits, std::int64_t vocab, const SampleRow* draws,
                            std::int64_t num_draws, std::int32_t* tokens,

@@ -60,6 +60,30 @@ bool keys_are_own_rows(const Segment& s) {
   return true;
 }
 
+// A response that follows its prompt's rows is one sequence with it; other responses of the same
+// prompt stay segments of their own.
+std::vector<Segment> joined(const AttentionCall& call) {
+  std::vector<Segment> out;
+  for (std::int64_t i = 0; i < call.num_segments; ++i) {
+    const Segment& s = call.segments[i];
+    const bool continues = [&] {
+      if (out.empty() || !s.key_rows) return false;
+      const Segment& before = out.back();
+      if (before.position_begin != 0 || before.num_rows != s.position_begin ||
+          before.row_begin + before.num_rows != s.row_begin || !keys_are_own_rows(before))
+        return false;
+      return std::equal(before.key_rows, before.key_rows + before.num_rows, s.key_rows);
+    }();
+    if (!continues) {
+      out.push_back(s);
+      continue;
+    }
+    out.back().num_rows += s.num_rows;
+    out.back().key_rows = s.key_rows;
+  }
+  return out;
+}
+
 // For each row the segments that read it as a key, in the order of segments.
 void list_uses(const AttentionCall& call, std::vector<std::int32_t>& begin,
                std::vector<KeyUse>& uses) {
@@ -81,6 +105,8 @@ void list_uses(const AttentionCall& call, std::vector<std::int32_t>& begin,
 // Blocks that keep an H200 busy: two for each of its 132 multiprocessors.
 constexpr std::int64_t kWantedBlocks = 264;
 constexpr std::int64_t kLeastChunkPages = 8;
+// Exact mode: keys are cut every 512 positions from 0 on, queries in tiles of 64, always.
+constexpr std::int64_t kExactChunkPages = 32, kExactTile = 64;
 
 struct WorkList {
   std::vector<std::int32_t> request, query_tile, key_chunk, partial_begin{0}, merge_begin{0},
@@ -121,15 +147,20 @@ std::int64_t choose_chunk(const AttentionCall& call, std::int64_t group, std::in
 // reserved_rows > 0: a graph's list, whose number of items and whether keys are cut depend on that
 // alone.
 WorkList list_work(const AttentionShape& shape, const AttentionCall& call,
-                   std::int64_t reserved_rows, PagedWork& work) {
+                   std::int64_t reserved_rows, std::int64_t reserved_pages, PagedWork& work) {
   const std::int64_t group = shape.num_heads / shape.num_kv_heads;
   const std::int64_t most = std::max<std::int64_t>(1, kWantedBlocks / shape.num_kv_heads);
   const std::int64_t average = call.rows * group / std::max<std::int64_t>(1, call.num_segments);
   work.tile = (reserved_rows > 0 ? group : average) <= 16 ? 16 : 64;
+  if (exact_mode()) work.tile = kExactTile;
   const std::int64_t whole = count_items(call, group, work.tile, std::int64_t{1} << 40);
   bool cut = whole < most;
   std::int64_t chunk_pages = std::int64_t{1} << 26;
   if (cut) chunk_pages = choose_chunk(call, group, work.tile, most);
+  if (exact_mode()) {
+    cut = true;
+    chunk_pages = kExactChunkPages;
+  }
   WorkList list;
   std::int64_t chunks_of_all = 0;
   for (std::int64_t i = 0; i < call.num_segments; ++i) {
@@ -159,6 +190,8 @@ WorkList list_work(const AttentionShape& shape, const AttentionCall& call,
   list.valid.assign(list.request.size(), 1);
   if (reserved_rows > 0) {
     work.items = std::max(reserved_rows, most);
+    if (exact_mode())  // every row at its longest
+      work.items = reserved_rows * ceil_div(reserved_pages / reserved_rows, kExactChunkPages);
     work.partial_rows = cut ? work.items : 0;
     for (auto* v : {&list.request, &list.query_tile, &list.key_chunk})
       v->resize(static_cast<std::size_t>(work.items), 0);
@@ -175,9 +208,11 @@ void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
   plan.num_writes = call.num_writes;
   plan.from_rows = call.num_segments > 0 && call.segments[0].key_rows != nullptr;
   plan.own_rows = plan.from_rows;
+  plan.from_blocks = !plan.from_rows || exact_mode();
   plan.max_rows = plan.max_keys = plan.total_keys = 0;
 
-  std::vector<PlannedSegment> segments;
+  std::vector<PlannedSegment> segments, block_segments;
+  std::vector<std::int32_t> blocks;
   std::vector<std::int32_t> row_segment(static_cast<std::size_t>(call.rows)), keys;
   std::vector<std::int32_t> cum_rows{0}, cum_keys{0};
   for (std::int64_t i = 0; i < call.num_segments; ++i) {
@@ -186,10 +221,12 @@ void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
         {static_cast<std::int32_t>(s.row_begin), static_cast<std::int32_t>(s.num_rows),
          static_cast<std::int32_t>(s.position_begin), static_cast<std::int32_t>(keys.size())});
     std::fill_n(row_segment.begin() + s.row_begin, s.num_rows, static_cast<std::int32_t>(i));
-    if (plan.from_rows)
-      keys.insert(keys.end(), s.key_rows, s.key_rows + keys_of(s));
-    else
-      keys.insert(keys.end(), s.blocks, s.blocks + pages_of(s));
+    if (plan.from_blocks) {
+      block_segments.push_back(segments.back());
+      block_segments.back().keys_begin = static_cast<std::int32_t>(blocks.size());
+      blocks.insert(blocks.end(), s.blocks, s.blocks + pages_of(s));
+    }
+    if (plan.from_rows) keys.insert(keys.end(), s.key_rows, s.key_rows + keys_of(s));
     plan.own_rows = plan.own_rows && keys_are_own_rows(s);
     cum_rows.push_back(cum_rows.back() + static_cast<std::int32_t>(s.num_rows));
     cum_keys.push_back(cum_keys.back() + static_cast<std::int32_t>(keys_of(s)));
@@ -209,10 +246,13 @@ void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
     packed.add(plan.uses_begin, uses_begin);
     packed.add(plan.uses, uses);
   }
-  plan.paged = !plan.from_rows && paged_takes(e, shape);
+  packed.add(plan.keys, keys);
+  packed.add(plan.block_segments, block_segments);
+  plan.paged = plan.from_blocks && paged_takes(e, shape);
   if (plan.paged) {
     PagedWork& w = plan.work;
-    const WorkList list = list_work(shape, call, plan.reserved ? plan.reserved->rows : 0, w);
+    const WorkList list = list_work(shape, call, plan.reserved ? plan.reserved->rows : 0,
+                                    plan.reserved ? plan.reserved->pages : 0, w);
     packed.add(w.request, list.request);
     packed.add(w.query_tile, list.query_tile);
     packed.add(w.key_chunk, list.key_chunk);
@@ -224,18 +264,27 @@ void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
     packed.add(w.page_begin, list.page_begin);
     packed.add(w.last_page_keys, list.last_page_keys);
   }
-  packed.add(plan.keys, keys, plan.reserved ? plan.reserved->pages : 0);
+  packed.add(plan.blocks, blocks, plan.reserved ? plan.reserved->pages : 0);
 }
 
 void finish(AttentionPlan& plan, const Packed& packed) {
   packed.place(plan.memory->as<char>());
-  plan.work.pages = const_cast<std::int32_t*>(plan.keys);
+  plan.work.pages = const_cast<std::int32_t*>(plan.blocks);
 }
 
 }  // namespace
 
-AttentionPlan* plan_attention(Element e, const AttentionShape& shape, const AttentionCall& call) {
+AttentionPlan* plan_attention(Element e, const AttentionShape& shape,
+                              const AttentionCall& described) {
   auto plan = std::make_unique<AttentionPlan>();
+  // In exact mode a segment's blocks are its own, so it stays one.
+  const std::vector<Segment> segments =
+      exact_mode()
+          ? std::vector<Segment>(described.segments, described.segments + described.num_segments)
+          : joined(described);
+  AttentionCall call = described;
+  call.segments = segments.data();
+  call.num_segments = static_cast<std::int64_t>(segments.size());
   Packed packed;
   describe(*plan, e, shape, call, packed);
   plan->memory = std::make_unique<Scratch>(packed.bytes());

@@ -25,13 +25,16 @@ struct KeyUse {
 struct AttentionPlan {
   std::int64_t rows = 0, num_segments = 0, num_writes = 0;
   std::int64_t max_rows = 0, max_keys = 0, total_keys = 0;  // of a segment, of a segment, of all
-  bool from_rows = false;  // keys and values are rows of the call (training), not blocks
-  bool own_rows = false;   // and each segment's keys are its own rows
+  bool from_rows = false;    // keys and values are rows of the call (training), not blocks
+  bool own_rows = false;     // and each segment's keys are its own rows
+  bool from_blocks = false;  // forward reads blocks: rollout, and training in exact mode
 
   // In `memory`, on the device.
   const PlannedSegment* segments = nullptr;
-  const std::int32_t* row_segment = nullptr;  // [rows]
-  const std::int32_t* keys = nullptr;         // from_rows: row of each key; else the block tables
+  const std::int32_t* row_segment = nullptr;       // [rows]
+  const std::int32_t* keys = nullptr;              // from_rows: row of each key
+  const PlannedSegment* block_segments = nullptr;  // the segments with keys_begin into `blocks`
+  const std::int32_t* blocks = nullptr;            // block tables; from_blocks only
   const KvWrite* writes = nullptr;
   const std::int32_t* cum_rows = nullptr;    // [segments + 1]
   const std::int32_t* cum_keys = nullptr;    // [segments + 1]

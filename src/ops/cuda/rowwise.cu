@@ -114,8 +114,8 @@ void with_row_warps(std::int64_t width, F&& f) {
     f(std::integral_constant<int, 8>{});
 }
 
-// One thread a pair (i, i + half) of one head of one row.
-template <class E>
+// One thread a pair of one head of one row: (i, i + half), or (2i, 2i + 1).
+template <class E, bool kInterleaved>
 __global__ void rotary_kernel(E* x, std::int64_t row_stride, std::int64_t heads,
                               std::int64_t head_dim, std::int64_t half,
                               const std::int32_t* positions, const float* cos, const float* sin,
@@ -123,17 +123,33 @@ __global__ void rotary_kernel(E* x, std::int64_t row_stride, std::int64_t heads,
   const std::int64_t p = item();
   if (p >= count) return;
   const std::int64_t i = p % half, h = p / half % heads, r = p / (half * heads);
-  E* low = x + r * row_stride + h * head_dim + i;
+  E* low = x + r * row_stride + h * head_dim + (kInterleaved ? 2 * i : i);
+  E* high = low + (kInterleaved ? 1 : half);
   const std::int64_t at = positions[r] * half + i;
-  const float a = to_float(low[0]), b = to_float(low[half]), c = cos[at], s = sin[at] * sign;
-  low[0] = from_float<E>(a * c - b * s);
-  low[half] = from_float<E>(b * c + a * s);
+  const float a = to_float(*low), b = to_float(*high), c = cos[at], s = sin[at] * sign;
+  *low = from_float<E>(a * c - b * s);
+  *high = from_float<E>(b * c + a * s);
 }
 
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
-template <class E, int N>
-__global__ void silu_mul_kernel(const E* x, E* y, std::int64_t packs, std::int64_t width) {
+// Both activations are x·sigmoid(z(x)), as on the CPU (kernels/rowwise.h).
+struct Silu {
+  __device__ static float z(float x) { return x; }
+  __device__ static float dz(float) { return 1.0f; }
+};
+struct GeluTanh {
+  static constexpr float kScale = 1.5957691216057308f, kCubic = 0.044715f;
+  __device__ static float z(float x) { return kScale * (x + kCubic * x * x * x); }
+  __device__ static float dz(float x) { return kScale * (1.0f + 3.0f * kCubic * x * x); }
+};
+template <class F>
+void with_activation(Activation activation, F&& f) {
+  activation == Activation::silu ? f(Silu{}) : f(GeluTanh{});
+}
+
+template <class E, int N, class Act>
+__global__ void gate_mul_kernel(const E* x, E* y, std::int64_t packs, std::int64_t width) {
   const std::int64_t p = item(), row_packs = width / N;
   if (p >= packs) return;
   const std::int64_t r = p / row_packs, i = p % row_packs * N;
@@ -141,12 +157,12 @@ __global__ void silu_mul_kernel(const E* x, E* y, std::int64_t packs, std::int64
   load<N>(x + r * 2 * width + i, g);
   load<N>(x + r * 2 * width + width + i, u);
 #pragma unroll
-  for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid(g[j]) * u[j];
+  for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid(Act::z(g[j])) * u[j];
   store<N>(y + r * width + i, g);
 }
 
-template <class E, int N>
-__global__ void silu_mul_dx_kernel(const E* dy, const E* x, E* dx, std::int64_t packs,
+template <class E, int N, class Act>
+__global__ void gate_mul_dx_kernel(const E* dy, const E* x, E* dx, std::int64_t packs,
                                    std::int64_t width) {
   const std::int64_t p = item(), row_packs = width / N;
   if (p >= packs) return;
@@ -157,23 +173,34 @@ __global__ void silu_mul_dx_kernel(const E* dy, const E* x, E* dx, std::int64_t 
   load<N>(dy + r * width + i, d);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const float s = sigmoid(g[j]), silu = g[j] * s;
-    g[j] = d[j] * u[j] * (s + silu * (1.0f - s));
-    u[j] = d[j] * silu;
+    const float x = g[j], s = sigmoid(Act::z(x)), act = x * s;
+    g[j] = d[j] * u[j] * (s + act * (1.0f - s) * Act::dz(x));
+    u[j] = d[j] * act;
   }
   store<N>(dx + r * 2 * width + i, g);
   store<N>(dx + r * 2 * width + width + i, u);
 }
 
-template <class X, class Y>
+template <class X, class Y, int N>
 __global__ void convert_kernel(const X* x, Y* y, std::int64_t count) {
-  const std::int64_t i = item() * 4;
-  if (i + 4 <= count && i % 4 == 0) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) y[i + j] = from_float<Y>(to_float(x[i + j]));
+  const std::int64_t i = item() * N;
+  if (i + N <= count) {
+    float v[N];
+    load<N>(x + i, v);
+    store<N>(y + i, v);
   } else {
     for (std::int64_t j = i; j < count; ++j) y[j] = from_float<Y>(to_float(x[j]));
   }
+}
+
+template <class X, class Y>
+void convert(const X* x, Y* y, std::int64_t count) {
+  if (count == 0) return;
+  if (aligned16(x) && aligned16(y))
+    convert_kernel<X, Y, 8><<<blocks_for(ceil_div(count, 8)), kThreads, 0, stream()>>>(x, y, count);
+  else
+    convert_kernel<X, Y, 1><<<blocks_for(count), kThreads, 0, stream()>>>(x, y, count);
+  CHECK_LAUNCH("convert");
 }
 
 }  // namespace
@@ -242,57 +269,59 @@ void rms_norm_dx(Element e, const void* dy, const void* x, const void* weight, f
 }
 
 void rotary(Element e, void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
-            std::int64_t rotary_dim, const std::int32_t* positions, const float* cos,
-            const float* sin, int direction, std::int64_t rows) {
+            std::int64_t rotary_dim, bool interleaved, const std::int32_t* positions,
+            const float* cos, const float* sin, int direction, std::int64_t rows) {
   const std::int64_t half = rotary_dim / 2, count = rows * heads * half;
   if (count == 0) return;
   with_element(e, [&](auto element) {
     using E = decltype(element);
-    rotary_kernel<<<blocks_for(count), kThreads, 0, stream()>>>(
-        static_cast<E*>(x), row_stride, heads, head_dim, half, positions, cos, sin,
-        static_cast<float>(direction), count);
+    const auto kernel = interleaved ? &rotary_kernel<E, true> : &rotary_kernel<E, false>;
+    kernel<<<blocks_for(count), kThreads, 0, stream()>>>(static_cast<E*>(x), row_stride, heads,
+                                                         head_dim, half, positions, cos, sin,
+                                                         static_cast<float>(direction), count);
   });
   CHECK_LAUNCH("rotary");
 }
 
-void silu_mul(Element e, const void* x, void* y, std::int64_t rows, std::int64_t width) {
+void gate_mul(Element e, Activation activation, const void* x, void* y, std::int64_t rows,
+              std::int64_t width) {
   if (rows == 0) return;
   with_element(e, [&](auto element) {
     using E = decltype(element);
     with_pack<E>(width, {x, y}, [&](auto n) {
-      silu_mul_kernel<E, n><<<blocks_for(rows * width / n), kThreads, 0, stream()>>>(
-          static_cast<const E*>(x), static_cast<E*>(y), rows * width / n, width);
+      with_activation(activation, [&](auto act) {
+        gate_mul_kernel<E, n, decltype(act)>
+            <<<blocks_for(rows * width / n), kThreads, 0, stream()>>>(
+                static_cast<const E*>(x), static_cast<E*>(y), rows * width / n, width);
+      });
     });
   });
-  CHECK_LAUNCH("silu_mul");
+  CHECK_LAUNCH("gate_mul");
 }
 
-void silu_mul_dx(Element e, const void* dy, const void* x, void* dx, std::int64_t rows,
-                 std::int64_t width) {
+void gate_mul_dx(Element e, Activation activation, const void* dy, const void* x, void* dx,
+                 std::int64_t rows, std::int64_t width) {
   if (rows == 0) return;
   with_element(e, [&](auto element) {
     using E = decltype(element);
     with_pack<E>(width, {dy, x, dx}, [&](auto n) {
-      silu_mul_dx_kernel<E, n><<<blocks_for(rows * width / n), kThreads, 0, stream()>>>(
-          static_cast<const E*>(dy), static_cast<const E*>(x), static_cast<E*>(dx),
-          rows * width / n, width);
+      with_activation(activation, [&](auto act) {
+        gate_mul_dx_kernel<E, n, decltype(act)>
+            <<<blocks_for(rows * width / n), kThreads, 0, stream()>>>(
+                static_cast<const E*>(dy), static_cast<const E*>(x), static_cast<E*>(dx),
+                rows * width / n, width);
+      });
     });
   });
-  CHECK_LAUNCH("silu_mul_dx");
+  CHECK_LAUNCH("gate_mul_dx");
 }
 
 void to_f32(const bf16* x, float* y, std::int64_t count) {
-  if (count == 0) return;
-  convert_kernel<<<blocks_for(ceil_div(count, 4)), kThreads, 0, stream()>>>(
-      reinterpret_cast<const bf16_t*>(x), y, count);
-  CHECK_LAUNCH("to_f32");
+  convert(reinterpret_cast<const bf16_t*>(x), y, count);
 }
 
 void to_bf16(const float* x, bf16* y, std::int64_t count) {
-  if (count == 0) return;
-  convert_kernel<<<blocks_for(ceil_div(count, 4)), kThreads, 0, stream()>>>(
-      x, reinterpret_cast<bf16_t*>(y), count);
-  CHECK_LAUNCH("to_bf16");
+  convert(x, reinterpret_cast<bf16_t*>(y), count);
 }
 
 }  // namespace tandem::cuda

@@ -135,6 +135,16 @@ __global__ void gather_kernel(const float* logits, std::int64_t vocab, std::int6
   if (entropy) entropy[r] = s.log_sum - s.mean;
 }
 
+// Of the lanes up to this one.
+__device__ inline double warp_prefix(double x) {
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, x, d);
+    if (static_cast<int>(threadIdx.x % 32) >= d) x += other;
+  }
+  return x;
+}
+
 // Inverse transform, as on the CPU: the first token at which the running sum passes u·sum, u keyed
 // by (seed, sample id, position, training or evaluation). By one warp; the token in all lanes.
 __device__ std::int32_t draw(const float* z, std::int64_t vocab, float inv, const RowStats& s,
@@ -143,26 +153,44 @@ __device__ std::int32_t draw(const float* z, std::int64_t vocab, float inv, cons
   const std::uint64_t high = row.position | (row.evaluation ? std::uint64_t{1} << 63 : 0);
   const auto words = Philox4x32::words(row.sample_id, high, row.seed);
   const double target = uniform_double(words[0], words[1]) * static_cast<double>(s.sum);
-  // All lanes walk the chunks alike: a few hundred additions.
-  auto mass = [&](std::int64_t c) { return stats[c].sum * expf(stats[c].top - s.top); };
-  double before = 0.0;
-  std::int64_t c = 0;
-  while (c + 1 < chunks && before + mass(c) <= target) before += mass(c++);
-  // Rounding may leave the running sum short of the target; a chunk without mass is never drawn
-  // from.
-  while (c > 0 && mass(c) == 0.0f) before -= mass(--c);
+  // The chunk: prefix sums of 32 at a time. Should rounding leave the whole sum short of the
+  // target, it is the last one with mass.
+  double before = 0.0, before_last = 0.0;
+  std::int64_t c = -1, last_chunk = 0;
+  for (std::int64_t base = 0; base < chunks && c < 0; base += 32) {
+    const std::int64_t at = base + lane;
+    const float mass = at < chunks ? stats[at].sum * expf(stats[at].top - s.top) : 0.0f;
+    const double prefix = warp_prefix(mass);
+    const unsigned has = __ballot_sync(0xffffffffu, mass > 0.0f);
+    const unsigned past = __ballot_sync(0xffffffffu, mass > 0.0f && before + prefix > target);
+    const int chosen = past ? __ffs(past) - 1 : 31 - __clz(has);
+    const double ahead = __shfl_sync(0xffffffffu, prefix - static_cast<double>(mass), chosen & 31);
+    if (past) {
+      c = base + chosen;
+      before += ahead;
+    } else {
+      if (has) {
+        last_chunk = base + chosen;
+        before_last = before + ahead;
+      }
+      before += __shfl_sync(0xffffffffu, prefix, 31);
+    }
+  }
+  if (c < 0) {
+    c = last_chunk;
+    before = before_last;
+  }
   const std::int64_t left = vocab - c * kChunk;
   const float* chunk = z + c * kChunk;
-  std::int32_t last = 0;
-  for (int i = 0; i < kLaneItems; ++i) {
-    const int at = i * 32 + lane;
-    const float e = at < left ? expf(chunk[at] * inv - s.top) : 0.0f;
-    double prefix = e;  // of the lanes up to this one
+  float values[kLaneItems];
 #pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const double other = __shfl_up_sync(0xffffffffu, prefix, d);
-      if (lane >= d) prefix += other;
-    }
+  for (int i = 0; i < kLaneItems; ++i)
+    values[i] = i * 32 + lane < left ? chunk[i * 32 + lane] : -INFINITY;
+  std::int32_t last = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneItems; ++i) {
+    const float e = i * 32 + lane < left ? expf(values[i] * inv - s.top) : 0.0f;
+    const double prefix = warp_prefix(e);
     const unsigned has = __ballot_sync(0xffffffffu, e > 0.0f);
     const unsigned past = __ballot_sync(0xffffffffu, e > 0.0f && before + prefix > target);
     if (past) return static_cast<std::int32_t>(c * kChunk + i * 32 + __ffs(past) - 1);
@@ -188,13 +216,14 @@ __global__ void sample_kernel(const float* logits, std::int64_t vocab, std::int6
   log_probs[d] = (z[id] * inv - s.top) - s.log_sum;
 }
 
-// d logit_j = (d_log_prob·(1[j = id] - p_j) - d_entropy·p_j·(log p_j + H)) / T, in place.
-__global__ void backward_kernel(float* logits, std::int64_t vocab, const std::int32_t* ids,
+// d logit_j = (d_log_prob·(1[j = id] - p_j) - d_entropy·p_j·(log p_j + H)) / T; out may be logits.
+template <class Y>
+__global__ void backward_kernel(const float* logits, std::int64_t vocab, const std::int32_t* ids,
                                 float inv, const float* log_sum_exp, const float* entropy,
-                                const float* d_log_prob, const float* d_entropy) {
+                                const float* d_log_prob, const float* d_entropy, Y* out) {
   const std::int64_t r = blockIdx.y;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kChunk + threadIdx.x;
-  float* z = logits + r * vocab;
+  const float* z = logits + r * vocab;
   const float lse = log_sum_exp[r], dp = d_log_prob[r];
   const float dh = d_entropy ? d_entropy[r] : 0.0f, h = entropy ? entropy[r] : 0.0f;
 #pragma unroll
@@ -205,7 +234,7 @@ __global__ void backward_kernel(float* logits, std::int64_t vocab, const std::in
     float g = -dp * p;
     if (d_entropy) g -= dh * p * (fmaxf(log_p, -1e30f) + h);
     if (at == ids[r]) g += dp;
-    z[at] = g * inv;
+    out[r * vocab + at] = from_float<Y>(g * inv);
   }
 }
 
@@ -239,9 +268,10 @@ void log_softmax_gather(const float* logits, const std::int32_t* ids, float temp
   }
 }
 
-void log_softmax_backward(float* logits, const std::int32_t* ids, float temperature,
-                          const float* log_sum_exp, const float* entropy, const float* d_log_prob,
-                          const float* d_entropy, std::int64_t rows, std::int64_t vocab) {
+template <class Y>
+void backward(const float* logits, const std::int32_t* ids, float temperature,
+              const float* log_sum_exp, const float* entropy, const float* d_log_prob,
+              const float* d_entropy, std::int64_t rows, std::int64_t vocab, Y* out) {
   for (std::int64_t first = 0; first < rows; first += kMaxRows) {
     const std::int64_t n = std::min(kMaxRows, rows - first);
     backward_kernel<<<dim3(static_cast<unsigned>(ceil_div(vocab, kChunk)),
@@ -249,9 +279,24 @@ void log_softmax_backward(float* logits, const std::int32_t* ids, float temperat
                       kChunk / 4, 0, stream()>>>(
         logits + first * vocab, vocab, ids + first, 1.0f / temperature, log_sum_exp + first,
         entropy ? entropy + first : nullptr, d_log_prob + first,
-        d_entropy ? d_entropy + first : nullptr);
+        d_entropy ? d_entropy + first : nullptr, out + first * vocab);
     CHECK_LAUNCH("log_softmax_backward");
   }
+}
+
+void log_softmax_backward(float* logits, const std::int32_t* ids, float temperature,
+                          const float* log_sum_exp, const float* entropy, const float* d_log_prob,
+                          const float* d_entropy, std::int64_t rows, std::int64_t vocab) {
+  backward(logits, ids, temperature, log_sum_exp, entropy, d_log_prob, d_entropy, rows, vocab,
+           logits);
+}
+
+void log_softmax_gradient(const float* logits, const std::int32_t* ids, float temperature,
+                          const float* log_sum_exp, const float* entropy, const float* d_log_prob,
+                          const float* d_entropy, std::int64_t rows, std::int64_t vocab,
+                          bf16* out) {
+  backward(logits, ids, temperature, log_sum_exp, entropy, d_log_prob, d_entropy, rows, vocab,
+           reinterpret_cast<bf16_t*>(out));
 }
 
 void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* draws,

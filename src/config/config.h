@@ -121,6 +121,7 @@ struct EngineConfig {
       kv_cache_tokens;  // empty: room for max_running_requests of full length
   std::int64_t kv_block_tokens = 16;
   std::int64_t max_prefill_tokens = 4096;  // prompt tokens of one prefill batch
+  bool prefix_cache = true;
   double request_timeout_seconds = 14400;
 };
 

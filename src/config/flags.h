@@ -266,6 +266,11 @@ inline constexpr auto table<EngineConfig> = std::tuple{
           &EngineConfig::max_prefill_tokens,
           "Most prompt tokens computed in one batch.",
           {.at_least = 1, .alias = "sglang_max_prefill_tokens|sglang_chunked_prefill_size"}},
+    Field{"prefix_cache",
+          &EngineConfig::prefix_cache,
+          "Keep the KV of prompts and answers for later prompts that begin so, until the weights "
+          "change; the results are the same bits.",
+          {.inverse = "sglang_disable_radix_cache"}},
     Field{"request_timeout_seconds",
           &EngineConfig::request_timeout_seconds,
           "Longest wait for a phase of generation; a run that waits longer ends.",

@@ -146,7 +146,7 @@ constexpr std::array kTogether = {
              "sglang_enable_metrics sglang_log_level= sglang_decode_log_interval= "
              "sglang_attention_backend= sglang_prefill_attention_backend= "
              "sglang_decode_attention_backend= sglang_sampling_backend= "
-             "sglang_disable_radix_cache sglang_schedule_policy= sglang_schedule_conservativeness= "
+             "sglang_schedule_policy= sglang_schedule_conservativeness= "
              "sglang_watchdog_timeout= sglang_enable_deterministic_inference "
              "sglang_rl_on_policy_target= sglang_true_on_policy_contract= "
              "sglang_disable_custom_all_reduce sglang_enable_mixed_chunk "

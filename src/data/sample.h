@@ -40,6 +40,7 @@ struct Sample {
   std::string response;                       // text, for rewards and display only
   std::string label;                          // the prompt's
   double reward = 0.0;
+  std::int64_t cached_tokens = 0;  // prompt tokens that the engine had not to compute for it
   SampleStatus status = SampleStatus::pending;
   FinishReason finish = FinishReason::none;
 

@@ -14,6 +14,9 @@ const Declarations& train_declarations() {
       {"rollout/truncated_ratio", Reduction::mean, "share of responses cut at the length limit"},
       {"rollout/zero_std/count", Reduction::sum, "groups whose rewards are all equal"},
       {"rollout/num_samples", Reduction::sum, "samples of the rollout"},
+      {"rollout/prefix_cache_hit_rate", Reduction::mean,
+       "share of prompt tokens that the engine had not to compute"},
+      {"rollout/avg_cached_tokens_per_sample", Reduction::mean, "such tokens of a sample"},
       {"train/loss", Reduction::mean, "the loss that was differentiated"},
       {"train/pg_clipfrac", Reduction::mean, "share of loss tokens on the clipped branch"},
       {"train/ppo_kl", Reduction::mean, "old minus new log-probability (k1)"},
@@ -72,13 +75,19 @@ double truncated(const Sample& s) { return s.status == SampleStatus::truncated ?
 
 void add_rollout_metrics(Row& row, std::span<const Sample> samples,
                          const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus) {
-  double tokens = 0;
+  double tokens = 0, cached = 0, prompt = 0;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     row.add("rollout/raw_reward", samples[i].reward);
     row.add("rollout/advantages", advantages.advantages[i]);
     row.add("rollout/truncated_ratio", truncated(samples[i]));
     tokens += static_cast<double>(samples[i].response_length);
+    cached += static_cast<double>(samples[i].cached_tokens);
+    prompt += static_cast<double>(samples[i].prompt_length());
   }
+  if (prompt > 0) row.add("rollout/prefix_cache_hit_rate", cached / prompt, prompt);
+  if (!samples.empty())
+    row.add("rollout/avg_cached_tokens_per_sample", cached / static_cast<double>(samples.size()),
+            static_cast<double>(samples.size()));
   add_lengths(row, "rollout/response_len/", samples);
   row.add("rollout/zero_std/count", static_cast<double>(advantages.zero_std_groups));
   row.add("rollout/num_samples", static_cast<double>(samples.size()));

@@ -44,6 +44,7 @@ Sample make_sample(const PromptGroup& group, std::size_t i, SampleResult result)
   sample.log_probs = std::move(result.log_probs);
   sample.weight_versions = std::move(result.versions);
   sample.finish = result.finish;
+  sample.cached_tokens = result.cached_tokens;
   sample.status = status_of(result.finish);
   return sample;
 }

@@ -73,6 +73,7 @@ std::int64_t Engine::abort(const std::string& rid_prefix) {
 }
 
 void Engine::set_weight_version(std::int64_t version) {
+  scheduler_.forget_prefixes();
   weight_version_ = version;
   mailbox_.publish(stats());
 }
@@ -85,6 +86,8 @@ EngineStats Engine::stats() const {
           .total_blocks = s.total_blocks,
           .tokens_sampled = s.tokens_sampled,
           .rows_computed = s.rows_computed,
+          .rows_cached = s.rows_cached,
+          .cached_blocks = s.cached_blocks,
           .preemptions = s.preemptions,
           .steps = steps_,
           .weight_version = weight_version_,

@@ -46,8 +46,9 @@ class Engine {
   // Ends requests whose rid begins with the prefix (empty: all); returns how many.
   std::int64_t abort(const std::string& rid_prefix);
 
-  // The version that the following batches' tokens carry. KV computed before stays as it is: pause
-  // with retract and flush first, unless mixing is wanted (in_place).
+  // The version that the following batches' tokens carry. No prefix computed before is known any
+  // more; KV that samples hold stays as it is: pause with retract first, unless mixing is wanted
+  // (in_place).
   void set_weight_version(std::int64_t version);
   std::int64_t weight_version() const { return weight_version_; }
 

@@ -9,10 +9,19 @@
 
 namespace tandem {
 
-KvCache::KvCache(std::int64_t num_blocks, std::int64_t block_tokens) : block_tokens_(block_tokens) {
+namespace {
+
+std::int64_t checked_blocks(std::int64_t num_blocks) {
   TD_CHECK(num_blocks > 0 && num_blocks <= INT32_MAX,
            "KV pool: {} blocks; wanted 1 to {}: give the engine more memory or a smaller model",
            num_blocks, INT32_MAX);
+  return num_blocks;
+}
+
+}  // namespace
+
+KvCache::KvCache(std::int64_t num_blocks, std::int64_t block_tokens)
+    : block_tokens_(block_tokens), prefixes_(checked_blocks(num_blocks), block_tokens) {
   assert(block_tokens > 0);
   references_.assign(num_blocks, 0);
   free_.reserve(num_blocks);
@@ -20,6 +29,7 @@ KvCache::KvCache(std::int64_t num_blocks, std::int64_t block_tokens) : block_tok
 }
 
 void KvCache::reset() {
+  prefixes_.clear(nullptr);
   free_.clear();
   for (std::int64_t block = num_blocks() - 1; block >= 0; --block) {
     assert(references_[block] == 0);
@@ -28,9 +38,13 @@ void KvCache::reset() {
 }
 
 std::int32_t KvCache::acquire() {
-  assert(!free_.empty());
-  const std::int32_t block = free_.back();
-  free_.pop_back();
+  std::int32_t block;
+  if (free_.empty()) {
+    block = prefixes_.evict();
+  } else {
+    block = free_.back();
+    free_.pop_back();
+  }
   assert(references_[block] == 0);
   references_[block] = 1;
   return block;
@@ -38,8 +52,39 @@ std::int32_t KvCache::acquire() {
 
 void KvCache::drop(std::int32_t block) {
   assert(references_[block] > 0);
-  if (--references_[block] == 0) free_.push_back(block);
+  if (--references_[block] > 0) return;
+  if (prefixes_.has(block)) {
+    prefixes_.retire(block);
+  } else {
+    free_.push_back(block);
+  }
 }
+
+bool KvCache::take(BlockTable& table, std::span<const TokenId> tokens) {
+  const std::int32_t block =
+      prefixes_.find(table.empty() ? PrefixCache::kNone : table.back(), tokens);
+  if (block == PrefixCache::kNone) return false;
+  if (references_[block]++ == 0) prefixes_.revive(block);
+  table.push_back(block);
+  return true;
+}
+
+bool KvCache::remember(BlockTable& table, std::int64_t index, std::span<const TokenId> tokens,
+                       bool replace) {
+  const std::int32_t parent = index == 0 ? PrefixCache::kNone : table[index - 1];
+  const std::int32_t known = prefixes_.find(parent, tokens);
+  if (known == PrefixCache::kNone) {
+    prefixes_.insert(table[index], parent, tokens);
+    return true;
+  }
+  if (!replace) return false;
+  if (references_[known]++ == 0) prefixes_.revive(known);
+  drop(table[index]);
+  table[index] = known;
+  return true;
+}
+
+void KvCache::forget() { prefixes_.clear(&free_); }
 
 std::int64_t KvCache::blocks_to_write(const BlockTable& table, std::int64_t begin,
                                       std::int64_t end) const {
@@ -100,12 +145,13 @@ std::string KvCache::find_fault(std::span<const BlockTable* const> tables) const
       return fmt::format("block {} is in {} tables and has {} references", block, listed[block],
                          references_[block]);
     }
-    if (is_free[block] != (references_[block] == 0)) {
+    const bool known = prefixes_.has(static_cast<std::int32_t>(block));
+    if (is_free[block] != (references_[block] == 0 && !known)) {
       return fmt::format("block {} has {} references and is {}in the free list", block,
                          references_[block], is_free[block] ? "" : "not ");
     }
   }
-  return {};
+  return prefixes_.find_fault(references_);
 }
 
 }  // namespace tandem

@@ -1,17 +1,21 @@
-// Which block of the KV pool belongs to whom: reference counts, a free stack, copy on write.
+// Which block of the KV pool belongs to whom: reference counts, a free stack, copy on write, and
+// the full blocks that the prefix cache still knows.
 //
 // A block holds `block_tokens` consecutive positions of a sequence. A block table lists a
 // sequence's blocks from position 0. Samples of one prompt share its blocks by reference; whoever
 // writes into a shared block first gets a copy of it, so full blocks stay shared and only the
 // partly filled border block is copied, once a sample, the last holder writing in place.
-// Invariant: a block is free exactly when its count is 0, and its count is the number of tables
-// that list it. Nothing here allocates after construction, tables' own growth aside (reserve them).
+// Invariant: a block's count is the number of tables that list it; with count 0 it is in the free
+// stack, or, if the prefix cache knows it, retired there. Both can be had: num_free counts them.
+// Nothing here allocates after construction, tables' own growth aside (reserve them).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "engine/prefix_cache.h"
 
 namespace tandem {
 
@@ -28,7 +32,10 @@ class KvCache {
   KvCache(std::int64_t num_blocks, std::int64_t block_tokens);
 
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(references_.size()); }
-  std::int64_t num_free() const { return static_cast<std::int64_t>(free_.size()); }
+  std::int64_t num_free() const {
+    return static_cast<std::int64_t>(free_.size()) + prefixes_.num_retired();
+  }
+  std::int64_t num_cached() const { return prefixes_.num_entries(); }
   std::int64_t block_tokens() const { return block_tokens_; }
   std::int64_t blocks_for(std::int64_t positions) const {
     return (positions + block_tokens_ - 1) / block_tokens_;
@@ -48,7 +55,23 @@ class KvCache {
   // Gives the table's references back and empties it.
   void release(BlockTable& table);
 
-  // Free list back to its first order; every block must be free.
+  // Appends the known block that holds `tokens` (block_tokens of them) after `table`; false if
+  // there is none. All of `table` is full and was remembered or taken.
+  bool take(BlockTable& table, std::span<const TokenId> tokens);
+  // The same question without taking: the block after `parent` (kNone: the beginning), or kNone.
+  std::int32_t find(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return prefixes_.find(parent, tokens);
+  }
+  bool is_referenced(std::int32_t block) const { return references_[block] > 0; }
+  // Lets later sequences take block `index` of the table, which holds `tokens` and is full; the
+  // blocks before it were remembered or taken. If another block is known to hold the same, the
+  // table takes that one in its place when `replace`, else false.
+  bool remember(BlockTable& table, std::int64_t index, std::span<const TokenId> tokens,
+                bool replace);
+  // No block is known any more (the weights changed).
+  void forget();
+
+  // Free list back to its first order; every block must be free. Forgets all.
   void reset();
 
   // Physical slot of a position: block * block_tokens + offset.
@@ -67,6 +90,7 @@ class KvCache {
   std::int64_t block_tokens_;
   std::vector<std::int32_t> references_;  // [num_blocks]
   std::vector<std::int32_t> free_;        // stack; capacity num_blocks from the start
+  PrefixCache prefixes_;
 };
 
 }  // namespace tandem

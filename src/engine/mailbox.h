@@ -60,6 +60,8 @@ struct EngineStats {
   std::int64_t total_blocks = 0;
   std::int64_t tokens_sampled = 0;
   std::int64_t rows_computed = 0;
+  std::int64_t rows_cached = 0;
+  std::int64_t cached_blocks = 0;
   std::int64_t preemptions = 0;
   std::int64_t steps = 0;
   std::int64_t weight_version = 0;

@@ -22,6 +22,7 @@ struct EngineLimits {
   std::int64_t max_prefill_tokens = 8192;  // prompt rows in one step
   std::int64_t context_length = 0;         // prompt + answer, in tokens
   std::int64_t vocab_size = 0;
+  bool prefix_cache = true;            // changes no token and no log-probability
   std::vector<TokenId> eos_token_ids;  // ModelConfig::eos_ids
 };
 
@@ -40,6 +41,9 @@ struct SampleResult {
   FinishReason finish = FinishReason::none;
   TokenId matched_stop = -1;         // the id that ended it, when finish is stop
   std::int64_t num_preemptions = 0;  // how often its KV was dropped and computed again
+  // Prompt tokens that were not computed for this sample: known beginnings, and the whole prompt
+  // for all samples of a request but the first.
+  std::int64_t cached_tokens = 0;
 };
 
 struct GenerateResult {

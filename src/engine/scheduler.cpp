@@ -31,6 +31,7 @@ Scheduler::Scheduler(EngineLimits limits)
   plan_.tokens.reserve(max_rows);
   plan_.positions.reserve(max_rows);
   plan_.slots.reserve(max_rows);
+  block_scratch_.resize(static_cast<std::size_t>(limits_.block_tokens));
 }
 
 std::int64_t Scheduler::prompt_length(const Sequence& s) const {
@@ -68,7 +69,8 @@ const StepPlan& Scheduler::plan() {
   for (std::size_t i = 0; i < active_.size(); ++i) {
     const std::int32_t id = active_[i];
     Sequence& s = sequences_[id];
-    if (!take_prompt(s)) continue;
+    remember_prefix(s, s.computed, true);
+    if (prefill_left > 0) take_prefix(s);
     const std::int64_t missing = known(s) - s.computed;
     std::int64_t& budget = missing == 1 ? decodes_left : prefill_left;
     const std::int64_t rows = std::min(missing, budget);
@@ -103,37 +105,66 @@ bool Scheduler::may_admit(const Sequence& s) const {
   return samples < limits_.max_running && wanted + samples <= cache_.num_free();
 }
 
-// Blocks that the sample still has to get for the tokens it knows.
+// Blocks that the sample still has to get for the tokens it knows. What the prefix cache knows and
+// others hold costs nothing; retired blocks count as free and so cost what they are.
 std::int64_t Scheduler::blocks_wanted(const Sequence& s) const {
-  const std::int64_t shared = older_sibling(s) == nullptr ? 0 : full_prompt_blocks(s);
-  return cache_.blocks_for(known(s)) - std::max(shared, static_cast<std::int64_t>(s.blocks.size()));
+  const std::int64_t held = s.state == State::waiting ? known_prefix_in_use(s)
+                                                      : static_cast<std::int64_t>(s.blocks.size());
+  return cache_.blocks_for(known(s)) - held;
 }
 
-std::int64_t Scheduler::full_prompt_blocks(const Sequence& s) const {
-  return prompt_length(s) / limits_.block_tokens;
-}
-
-// For a sample that has to compute its prompt again: an older active sample of the same request,
-// whose full prompt blocks it can share. Null for all others.
-const Scheduler::Sequence* Scheduler::older_sibling(const Sequence& s) const {
-  const Group& group = groups_[s.group];
-  if (!s.blocks.empty() || !group.prompt_computed) return nullptr;
-  for (std::int64_t i = 0; i < s.index; ++i) {
-    const Sequence& sibling = sequences_[group.sequences[i]];
-    if (sibling.state == State::active) return &sibling;
+// The tokens of a full block of the sequence; valid until the next call.
+std::span<const TokenId> Scheduler::block_tokens_of(const Sequence& s, std::int64_t index) const {
+  const std::int64_t begin = index * limits_.block_tokens;
+  for (std::int64_t i = 0; i < limits_.block_tokens; ++i) {
+    block_scratch_[i] = token_at(s, begin + i);
   }
-  return nullptr;
+  return block_scratch_;
 }
 
-// Takes the prompt from an older sibling; false while that one is still computing it.
-bool Scheduler::take_prompt(Sequence& s) {
-  const Sequence* sibling = older_sibling(s);
-  if (sibling == nullptr) return true;
-  const std::int64_t positions = full_prompt_blocks(s) * limits_.block_tokens;
-  if (sibling->computed < positions) return false;
-  cache_.share(sibling->blocks, positions, s.blocks);
-  s.computed = positions;
-  return true;
+// Leading blocks of a waiting sample that are known and held by others.
+std::int64_t Scheduler::known_prefix_in_use(const Sequence& s) const {
+  if (!limits_.prefix_cache) return 0;
+  std::int64_t blocks = 0;
+  std::int32_t parent = PrefixCache::kNone;
+  while ((blocks + 1) * limits_.block_tokens < known(s)) {
+    parent = cache_.find(parent, block_tokens_of(s, blocks));
+    if (parent == PrefixCache::kNone || !cache_.is_referenced(parent)) break;
+    ++blocks;
+  }
+  return blocks;
+}
+
+// Goes on through blocks that are known in place of computing them. The last known token is always
+// computed: its logits are wanted.
+void Scheduler::take_prefix(Sequence& s) {
+  if (!limits_.prefix_cache || s.mixed) return;
+  const std::int64_t step = limits_.block_tokens;
+  while (s.remembered * step == s.computed && s.computed + step < known(s) &&
+         cache_.take(s.blocks, block_tokens_of(s, s.remembered))) {
+    ++s.remembered;
+    s.computed += step;
+    rows_cached_ += step;
+    if (s.result.output_ids.empty()) s.result.cached_tokens += step;
+  }
+}
+
+// Makes the full blocks of positions [0, end) known, `end` counting rows already planned. A block
+// that somebody else made known meanwhile stops it, or with `replace` takes the own one's place;
+// that waits for the next step, since the own one's rows may be in this plan.
+void Scheduler::remember_prefix(Sequence& s, std::int64_t end, bool replace) {
+  if (!limits_.prefix_cache || s.mixed) return;
+  while ((s.remembered + 1) * limits_.block_tokens <= end &&
+         cache_.remember(s.blocks, s.remembered, block_tokens_of(s, s.remembered), replace)) {
+    ++s.remembered;
+  }
+}
+
+void Scheduler::release_kv(Sequence& s) {
+  cache_.release(s.blocks);
+  s.computed = 0;
+  s.remembered = 0;
+  s.mixed = false;
 }
 
 // Preempts younger samples until `rows` more rows of `id` have blocks; false if it is the youngest
@@ -163,6 +194,7 @@ void Scheduler::plan_rows(std::int32_t id, std::int64_t rows) {
     plan_.slots.push_back(cache_.slot(s.blocks, position));
   }
   planned_.push_back(id);
+  remember_prefix(s, end, false);
 }
 
 void Scheduler::plan_draws(std::int32_t id) {
@@ -193,8 +225,8 @@ void Scheduler::preempt_youngest() {
   const std::int32_t id = active_.back();
   active_.pop_back();
   Sequence& s = sequences_[id];
-  cache_.release(s.blocks);
-  s.computed = 0;
+  release_kv(s);
+  if (s.result.output_ids.empty()) s.result.cached_tokens = 0;
   s.state = State::waiting;
   ++s.result.num_preemptions;
   ++preemptions_;
@@ -224,6 +256,9 @@ void Scheduler::fork_prompt(Sequence& leader) {
     if (s.state != State::following) continue;
     cache_.share(leader.blocks, leader.computed, s.blocks);
     s.computed = leader.computed;
+    s.remembered = leader.remembered;
+    s.mixed = leader.mixed;
+    s.result.cached_tokens = leader.computed;
     activate(id);
   }
 }

@@ -6,8 +6,12 @@
 // decode, more are a prefill chunk; when the last known row has run, its logits give the next
 // token. Recomputing a preempted sample is therefore nothing special. Of a request's n samples only
 // the first (the leader) runs the prompt; at its last row all n draw their first token from the
-// same logits and share its blocks (kv_cache.h). After a preemption or retract, too, the oldest
-// active sample of a request computes the prompt's full blocks and the younger ones take them.
+// same logits and share its blocks (kv_cache.h).
+//
+// A full block is known to the prefix cache from the moment its rows are planned, since a layer
+// writes all keys of a batch before it reads any. So prompts with one beginning compute it once
+// even in one batch, and so do samples that were preempted together. A sample that kept its KV over
+// a change of weights holds a mixture, which nobody else may take.
 //
 // Order: every sample has an arrival number; all active samples are older than all waiting ones.
 // Admission takes the oldest waiting, preemption the youngest active, rows are planned oldest
@@ -74,6 +78,8 @@ struct SchedulerStats {
   std::int64_t total_blocks = 0;
   std::int64_t tokens_sampled = 0;
   std::int64_t rows_computed = 0;
+  std::int64_t rows_cached = 0;    // taken from the prefix cache in place of being computed
+  std::int64_t cached_blocks = 0;  // known to it now
   std::int64_t preemptions = 0;
 };
 
@@ -102,8 +108,12 @@ class Scheduler {
   // apply.
   void retract_all();
 
-  // True if no sample holds KV; the block order is then as new.
+  // True if no sample holds KV; the block order is then as new and no prefix is known.
   bool flush();
+
+  // The weights have changed: KV computed so far serves only who holds it. Not between plan and
+  // apply.
+  void forget_prefixes();
 
   bool has_work() const { return !active_.empty() || !waiting_.empty(); }
 
@@ -128,6 +138,8 @@ class Scheduler {
     std::int64_t index = 0;   // sample number within the group
     std::uint64_t order = 0;  // arrival number
     std::int64_t computed = 0;
+    std::int64_t remembered = 0;  // leading blocks that the prefix cache knows
+    bool mixed = false;           // holds KV of several weight versions
     BlockTable blocks;
     SampleResult result;
   };
@@ -149,9 +161,11 @@ class Scheduler {
   void admit();
   bool may_admit(const Sequence& s) const;
   std::int64_t blocks_wanted(const Sequence& s) const;
-  std::int64_t full_prompt_blocks(const Sequence& s) const;
-  const Sequence* older_sibling(const Sequence& s) const;
-  bool take_prompt(Sequence& s);
+  std::span<const TokenId> block_tokens_of(const Sequence& s, std::int64_t index) const;
+  std::int64_t known_prefix_in_use(const Sequence& s) const;
+  void take_prefix(Sequence& s);
+  void remember_prefix(Sequence& s, std::int64_t end, bool replace);
+  void release_kv(Sequence& s);
   bool make_room(std::int32_t id, std::int64_t rows);
   void plan_rows(std::int32_t id, std::int64_t rows);
   void plan_draws(std::int32_t id);
@@ -177,12 +191,14 @@ class Scheduler {
   StepPlan plan_;
   std::vector<std::int32_t> planned_;  // sequence of each segment
   std::vector<std::int32_t> drawing_;  // sequence of each draw
-  bool in_step_ = false;               // between plan and apply
+  mutable std::vector<TokenId> block_scratch_;
+  bool in_step_ = false;  // between plan and apply
 
   std::uint64_t next_order_ = 0;
   std::uint64_t next_key_ = 0;
   std::int64_t tokens_sampled_ = 0;
   std::int64_t rows_computed_ = 0;
+  std::int64_t rows_cached_ = 0;
   std::int64_t preemptions_ = 0;
 };
 

@@ -66,7 +66,6 @@ std::int32_t Scheduler::new_sequence(const GenerateRequest& request) {
     unused_sequences_.pop_back();
   }
   Sequence& s = sequences_[id];
-  s.computed = 0;
   s.result = {};
   const std::int64_t positions = max_kv_positions(request, limits_);
   if (positions > 0) {
@@ -102,7 +101,7 @@ void Scheduler::finish(std::int32_t id, FinishReason reason, TokenId matched) {
   Sequence& s = sequences_[id];
   if (s.state == State::active) active_.erase(std::find(active_.begin(), active_.end(), id));
   if (s.state == State::waiting) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), id));
-  cache_.release(s.blocks);
+  release_kv(s);
   s.state = State::finished;
   s.result.finish = reason;
   s.result.matched_stop = matched;
@@ -131,6 +130,15 @@ bool Scheduler::flush() {
   if (cache_.num_free() != cache_.num_blocks()) return false;
   cache_.reset();
   return true;
+}
+
+void Scheduler::forget_prefixes() {
+  assert(!in_step_);
+  cache_.forget();
+  for (const std::int32_t id : active_) {
+    sequences_[id].remembered = 0;
+    sequences_[id].mixed = sequences_[id].computed > 0;
+  }
 }
 
 std::optional<Scheduler::Finished> Scheduler::take_finished(std::int64_t version) {
@@ -163,6 +171,8 @@ SchedulerStats Scheduler::stats() const {
   stats.total_blocks = cache_.num_blocks();
   stats.tokens_sampled = tokens_sampled_;
   stats.rows_computed = rows_computed_;
+  stats.rows_cached = rows_cached_;
+  stats.cached_blocks = cache_.num_cached();
   stats.preemptions = preemptions_;
   return stats;
 }

@@ -112,6 +112,8 @@ Json server_info(const Face& face) {
                       {"total_blocks", stats.total_blocks},
                       {"tokens_sampled", stats.tokens_sampled},
                       {"rows_computed", stats.rows_computed},
+                      {"rows_cached", stats.rows_cached},
+                      {"cached_blocks", stats.cached_blocks},
                       {"num_retractions", stats.preemptions},
                       {"steps", stats.steps},
                       {"paused", stats.paused}};

@@ -205,8 +205,7 @@ Json sample_json(const GenerateCall& call, const GenerateRequest& request,
                {"finish_reason", finish_json(sample)},
                {"prompt_tokens", result.prompt_tokens},
                {"completion_tokens", sample.output_ids.size()},
-               // KV is shared inside a request only, where it has just been computed.
-               {"cached_tokens", 0},
+               {"cached_tokens", sample.cached_tokens},
                {"num_retractions", sample.num_preemptions},
                {"weight_version", std::to_string(result.weight_version)},
                {"weight_versions", version_spans(sample.versions)}};
@@ -241,6 +240,7 @@ SampleResult read_sample(const Json& answer, const std::string& source) {
   const Json meta = require<Json>(answer, "meta_info", source);
   sample.finish = read_finish(meta, source, sample.matched_stop);
   sample.num_preemptions = optional_key<std::int64_t>(meta, "num_retractions", source, 0);
+  sample.cached_tokens = optional_key<std::int64_t>(meta, "cached_tokens", source, 0);
   for (const Json& item : require<Json>(meta, "output_token_logprobs", source)) {
     TD_CHECK(item.is_array() && item.size() >= 2,
              "{}: output_token_logprobs: {} found, wanted [log-probability, id, text]", source,

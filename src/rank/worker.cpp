@@ -22,6 +22,7 @@ EngineLimits limits_of(const ModelConfig& model, const EngineConfig& config, std
           .max_prefill_tokens = config.max_prefill_tokens,
           .context_length = model.max_position_embeddings,
           .vocab_size = model.vocab_size,
+          .prefix_cache = config.prefix_cache,
           .eos_token_ids = model.eos_ids};
 }
 

@@ -150,6 +150,40 @@ TEST(Engine, ProbeAnswersAfterATokenAndAtOnceWhilePaused) {
   EXPECT_EQ(b.send(ProbeCommand{}).message, "paused");
 }
 
+// C28: prompt P, new weights, P again: the answer is a fresh engine's, nothing comes from the
+// cache.
+TEST(Engine, NewWeightsNeverMeetOldKv) {
+  Bench b;
+  GenerateRequest request = b.request("p", 1, 6);
+  request.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const auto run = [&](std::int64_t version) {
+    b.results.clear();
+    b.add(request);
+    b.finish();
+    const SampleResult& got = b.results.at(0).samples[0];
+    const SampleResult wanted = test::reference_answer(request, 0, kLimits, b.model.weights);
+    EXPECT_EQ(got.output_ids, wanted.output_ids);
+    EXPECT_EQ(got.log_probs, wanted.log_probs);
+    EXPECT_EQ(got.versions, std::vector<std::int64_t>(6, version));
+    return got.cached_tokens;
+  };
+  EXPECT_EQ(run(0), 0);
+  EXPECT_EQ(run(0), 8);
+  b.model.weights = 77;
+  b.engine.set_weight_version(1);
+  EXPECT_EQ(run(1), 0);
+  EXPECT_EQ(run(1), 8);
+  // Frozen in place, a sample goes on over its old KV; one that comes now gets none of it.
+  b.add(b.request("frozen", 1, 20));
+  for (int i = 0; i < 8; ++i) b.engine.step();
+  b.engine.pause(PauseMode::in_place);
+  b.model.weights = 78;
+  b.engine.set_weight_version(2);
+  b.engine.resume();
+  b.finish();
+  EXPECT_EQ(run(2), 0);
+}
+
 TEST(Mailbox, WaitEndsByDeadlineOrPost) {
   int wakes = 0;
   Mailbox mailbox([&] { ++wakes; });

@@ -27,14 +27,17 @@ struct HashModel {
   std::int64_t block_tokens;
   TokenId vocab;
   std::vector<std::uint64_t> slots;  // what was written, 0 where nothing
+  std::uint64_t weights = 0;         // other numbers compute other keys
   std::int64_t max_rows_seen = 0;
   std::int64_t rows_seen = 0;
 
   HashModel(std::int64_t num_blocks, std::int64_t block_size, TokenId vocab_size)
       : block_tokens(block_size), vocab(vocab_size), slots(num_blocks * block_size, 0) {}
 
-  static std::uint64_t key(TokenId token, std::int64_t position) {
-    return mix(static_cast<std::uint64_t>(token) + 1, static_cast<std::uint64_t>(position)) | 1;
+  static std::uint64_t key(TokenId token, std::int64_t position, std::uint64_t weights) {
+    return mix(static_cast<std::uint64_t>(token) + 1 + (weights << 32),
+               static_cast<std::uint64_t>(position)) |
+           1;
   }
   static SampledToken draw(std::uint64_t fold, const PlanDraw& d, TokenId vocab) {
     std::uint64_t h = mix(mix(fold, d.seed), mix(d.sample_id, d.position));
@@ -54,7 +57,7 @@ struct HashModel {
       }
     }
     for (std::size_t row = 0; row < plan.tokens.size(); ++row) {
-      slots[plan.slots[row]] = key(plan.tokens[row], plan.positions[row]);
+      slots[plan.slots[row]] = key(plan.tokens[row], plan.positions[row], weights);
     }
     for (std::size_t i = 0; i < plan.draws.size(); ++i) {
       const std::int64_t row = plan.logit_rows[plan.draws[i].logits_index];
@@ -79,7 +82,7 @@ struct HashModel {
 
 // The answer to sample i of a request, computed alone and without a cache.
 inline SampleResult reference_answer(const GenerateRequest& request, std::int64_t i,
-                                     const EngineLimits& limits) {
+                                     const EngineLimits& limits, std::uint64_t weights = 0) {
   SampleResult result;
   std::vector<TokenId> tokens = request.prompt;
   const auto is_stop = [&](TokenId token) {
@@ -94,7 +97,7 @@ inline SampleResult reference_answer(const GenerateRequest& request, std::int64_
          static_cast<std::int64_t>(tokens.size()) < limits.context_length) {
     std::uint64_t value = 0;
     for (std::size_t p = 0; p < tokens.size(); ++p) {
-      value = mix(value, HashModel::key(tokens[p], static_cast<std::int64_t>(p)));
+      value = mix(value, HashModel::key(tokens[p], static_cast<std::int64_t>(p), weights));
     }
     const PlanDraw d = {.temperature = request.params.temperature,
                         .seed = request.params.seed,

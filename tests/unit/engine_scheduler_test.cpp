@@ -40,10 +40,13 @@ GenerateRequest make_request(std::int64_t prompt_length, std::int64_t n,
   return request;
 }
 
-// Answers every draw of the plan with one token.
-void answer_all(Scheduler& scheduler, const StepPlan& plan, TokenId token,
-                std::int64_t version = 0) {
-  std::vector<SampledToken> sampled(plan.draws.size(), {token, -1.0f});
+// Answers every draw of the plan with one token, or with `apart` tokens between neighbouring ids.
+void answer_all(Scheduler& scheduler, const StepPlan& plan, TokenId token, std::int64_t version = 0,
+                TokenId apart = 0) {
+  std::vector<SampledToken> sampled;
+  for (const PlanDraw& draw : plan.draws) {
+    sampled.push_back({token + apart * static_cast<TokenId>(draw.sample_id), -1.0f});
+  }
   scheduler.apply(sampled, version);
   ASSERT_EQ(scheduler.find_fault(), "");
 }
@@ -122,6 +125,7 @@ TEST(Scheduler, AdmitsInOrderOfArrivalUpToMaxRunning) {
   EngineLimits limits = small_limits();
   limits.max_running = 3;
   limits.max_prefill_tokens = 100;
+  limits.prefix_cache = false;
   Scheduler scheduler(limits);
   for (int i = 0; i < 5; ++i) scheduler.add(make_request(4 + i, 1, 2, std::to_string(i)));
   const StepPlan& first = scheduler.plan();
@@ -199,8 +203,8 @@ TEST(Scheduler, PreemptsTheYoungestAndComputesItAgainWithItsTokens) {
   limits.max_prefill_tokens = 32;
   Scheduler scheduler(limits);
   scheduler.add(make_request(8, 2, 13));  // two full blocks, then up to 3 more blocks each
-  answer_all(scheduler, scheduler.plan(), 50);
-  for (int i = 0; i < 8; ++i) answer_all(scheduler, scheduler.plan(), 60 + i);
+  answer_all(scheduler, scheduler.plan(), 50, 0, 10);
+  for (int i = 0; i < 8; ++i) answer_all(scheduler, scheduler.plan(), 60 + i, 0, 10);
   EXPECT_EQ(scheduler.stats().free_blocks, 0);
   const StepPlan& tight = scheduler.plan();
   EXPECT_EQ(tight.segments.size(), 1u);
@@ -212,10 +216,9 @@ TEST(Scheduler, PreemptsTheYoungestAndComputesItAgainWithItsTokens) {
   }
   const StepPlan& again = scheduler.plan();
   ASSERT_EQ(again.segments.size(), 1u);
-  EXPECT_EQ(again.segments[0].position_begin, 0) << "nobody is left to share with";
-  EXPECT_EQ(again.tokens.size(), 8u + 9u);
-  EXPECT_EQ(again.tokens[8], 50);
-  EXPECT_EQ(again.tokens[16], 67) << "tokens sampled before are kept";
+  // The other needed one block, so the last of its own is gone and the one before still known.
+  EXPECT_EQ(again.segments[0].position_begin, 12);
+  EXPECT_EQ(again.tokens, (std::vector<TokenId>{73, 74, 75, 76, 77})) << "tokens are kept";
   EXPECT_EQ(again.draws[0].position, 9u);
 }
 
@@ -237,25 +240,131 @@ TEST(Scheduler, RetractKeepsTokensAndGivesAllKvBack) {
 }
 
 TEST(Scheduler, RetractedSamplesOfOnePromptComputeItOnceAgain) {
-  Scheduler scheduler(small_limits());
+  EngineLimits limits = small_limits();
+  limits.max_prefill_tokens = 64;
+  Scheduler scheduler(limits);
   scheduler.add(make_request(10, 3, 6));
   answer_all(scheduler, scheduler.plan(), 50);
   answer_all(scheduler, scheduler.plan(), 51);
   scheduler.retract_all();
+  EXPECT_TRUE(scheduler.flush());
   const StepPlan& first = scheduler.plan();
-  ASSERT_EQ(first.segments.size(), 1u) << "the younger ones wait for the prompt";
-  EXPECT_EQ(first.tokens.size(), 12u);
-  answer_all(scheduler, first, 52);
-  const StepPlan& second = scheduler.plan();
-  ASSERT_EQ(second.segments.size(), 3u);
-  EXPECT_EQ(second.segments[0].num_rows, 1);
+  ASSERT_EQ(first.segments.size(), 3u);
+  EXPECT_EQ(first.segments[0].num_rows, 12);
   for (int i = 1; i < 3; ++i) {
-    EXPECT_EQ(second.segments[i].position_begin, 8) << "two full blocks are shared";
-    EXPECT_EQ(second.segments[i].num_rows, 4);
+    EXPECT_EQ(first.segments[i].position_begin, 8) << "two full blocks of this very batch";
+    EXPECT_EQ(first.segments[i].num_rows, 4);
+    for (int block = 0; block < 2; ++block) {
+      EXPECT_EQ(first.block_ids[first.segments[i].blocks_begin + block], first.block_ids[block]);
+    }
   }
-  EXPECT_TRUE(second.copies.empty());
-  answer_all(scheduler, second, 53);
-  EXPECT_EQ(scheduler.stats().free_blocks, 64 - 2 - 2 - 1 - 1);
+  EXPECT_TRUE(first.copies.empty());
+  answer_all(scheduler, first, 53, 0, 1);
+  EXPECT_EQ(scheduler.stats().free_blocks, 64 - 2 - 1 - 1 - 1);
+}
+
+// The end of a conversation's turn is the beginning of the next; prompts of one batch share what
+// they have in common; the last token is always computed.
+TEST(Scheduler, KnownBeginningsAreTakenAndNotComputed) {
+  Scheduler scheduler(small_limits());
+  const auto finish = [&] {
+    while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 50);
+    std::vector<std::int64_t> cached;
+    while (auto finished = scheduler.take_finished(0)) {
+      for (const SampleResult& sample : finished->result.samples) {
+        cached.push_back(sample.cached_tokens);
+      }
+    }
+    return cached;
+  };
+  GenerateRequest turn = make_request(10, 1, 3);
+  scheduler.add(turn);
+  EXPECT_EQ(finish(), std::vector<std::int64_t>{0});
+  EXPECT_EQ(scheduler.stats().rows_computed, 10 + 2);
+  EXPECT_EQ(scheduler.stats().free_blocks, 64);
+  EXPECT_EQ(scheduler.stats().cached_blocks, 3) << "two of the prompt, one of prompt and answer";
+
+  turn.prompt.insert(turn.prompt.end(), {50, 50, 50, 7, 8});  // the answer and a next question
+  scheduler.add(turn);
+  EXPECT_EQ(finish(), std::vector<std::int64_t>{12});
+  EXPECT_EQ(scheduler.stats().rows_cached, 12);
+
+  scheduler.add(make_request(8, 3, 1));
+  EXPECT_EQ(finish(), (std::vector<std::int64_t>{4, 8, 8}))
+      << "the second block holds the last token; the others of a request share all";
+
+  scheduler.flush();
+  EXPECT_EQ(scheduler.stats().cached_blocks, 0);
+  for (TokenId last : {91, 92}) {
+    GenerateRequest request = make_request(11, 1, 2);
+    request.prompt.back() = last;
+    scheduler.add(request);
+  }
+  const StepPlan& plan = scheduler.plan();
+  ASSERT_EQ(plan.segments.size(), 2u);
+  EXPECT_EQ(plan.segments[1].position_begin, 8) << "while the first computes it";
+  EXPECT_EQ(plan.tokens.size(), 11u + 3u);
+  answer_all(scheduler, plan, 50);
+  EXPECT_EQ(finish(), (std::vector<std::int64_t>{0, 8}));
+}
+
+TEST(Scheduler, TheSameBlockComputedTwiceIsKeptOnce) {
+  EngineLimits limits = small_limits();
+  limits.max_prefill_tokens = 2;  // both go on side by side, neither finds the other's block whole
+  Scheduler scheduler(limits);
+  scheduler.add(make_request(2, 2, 30));
+  while (scheduler.has_work()) {
+    answer_all(scheduler, scheduler.plan(), 50);
+    // One partly filled block each and one chain of full blocks, whatever the length.
+    const std::int64_t held = 64 - scheduler.stats().free_blocks;
+    EXPECT_LE(held, scheduler.stats().cached_blocks + 3);
+  }
+  EXPECT_EQ(scheduler.stats().cached_blocks, 7) << "31 positions";
+}
+
+TEST(Scheduler, EvictsTheLeastRecentlyUsedAndItsFollowersFirst) {
+  EngineLimits limits = small_limits();
+  limits.num_blocks = 10;
+  Scheduler scheduler(limits);
+  const auto run = [&](TokenId first, std::int64_t length) {
+    GenerateRequest request = make_request(length, 1, 1);
+    std::iota(request.prompt.begin(), request.prompt.end(), first);
+    scheduler.add(request);
+    while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 99);
+    return scheduler.take_finished(0)->result.samples[0].cached_tokens;
+  };
+  EXPECT_EQ(run(1, 17), 0);   // four blocks known
+  EXPECT_EQ(run(30, 17), 0);  // eight
+  EXPECT_EQ(scheduler.stats().cached_blocks, 8);
+  EXPECT_EQ(run(1, 5), 4) << "the first block of the first is used again";
+  EXPECT_EQ(run(60, 13), 0);  // needs four blocks, two were free
+  EXPECT_EQ(run(30, 17), 16) << "the second is whole";
+  EXPECT_EQ(run(1, 17), 8) << "the first has lost its last two blocks";
+}
+
+// C28: what was computed with old weights is not taken by a request that comes after them.
+TEST(Scheduler, ForgottenPrefixesAreComputedAgain) {
+  Scheduler scheduler(small_limits());
+  scheduler.add(make_request(10, 1, 9, "kept over the change"));
+  answer_all(scheduler, scheduler.plan(), 50);
+  scheduler.forget_prefixes();
+  EXPECT_EQ(scheduler.find_fault(), "");
+  EXPECT_EQ(scheduler.stats().cached_blocks, 0);
+  scheduler.add(make_request(10, 1, 2, "new"));
+  const StepPlan& plan = scheduler.plan();
+  ASSERT_EQ(plan.segments.size(), 2u);
+  EXPECT_EQ(plan.segments[0].num_rows, 1);
+  EXPECT_EQ(plan.segments[1].num_rows, 10);
+  answer_all(scheduler, plan, 50);
+  while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 50);
+  EXPECT_EQ(scheduler.stats().cached_blocks, 2) << "the mixture is nobody's prefix";
+  // A frozen sample whose first block was not full at the change is a mixture too.
+  scheduler.flush();
+  scheduler.add(make_request(2, 1, 9));
+  answer_all(scheduler, scheduler.plan(), 50);
+  scheduler.forget_prefixes();
+  while (scheduler.has_work()) answer_all(scheduler, scheduler.plan(), 50);
+  EXPECT_EQ(scheduler.stats().cached_blocks, 0);
 }
 
 // C30: an end-of-sequence id that stands anywhere in the list ends the answer and stays in it.
@@ -395,6 +504,11 @@ GenerateRequest random_request(std::mt19937_64& random, int number) {
   GenerateRequest request = make_request(1 + below(24), 1 + below(5), below(26), "");
   request.rid = std::to_string(number);
   for (TokenId& token : request.prompt) token = static_cast<TokenId>(below(100));
+  // Half of them begin as one of three long system prompts do.
+  for (std::int64_t i = 0, same = below(2) * below(25), which = below(3);
+       i < std::min<std::int64_t>(same, static_cast<std::int64_t>(request.prompt.size())); ++i) {
+    request.prompt[i] = static_cast<TokenId>((7 * which + 3 * i) % 100);
+  }
   request.first_sample_id = 100u * static_cast<std::uint64_t>(number);
   request.params.seed = random() % 3;
   request.params.temperature = below(4) == 0 ? 0.0 : 1.0;
@@ -403,8 +517,8 @@ GenerateRequest random_request(std::mt19937_64& random, int number) {
   return request;
 }
 
-// The same requests through engines of different sizes, arriving at different times, with retracts
-// and chunks at random: every answer is that of the sample alone.
+// The same requests through engines of different sizes, arriving at different times, with retracts,
+// forgotten prefixes and chunks at random: every answer is that of the sample alone.
 TEST(Scheduler, AnswersNeverDependOnTheBatch) {
   struct Size {
     std::int64_t num_blocks, max_running, max_prefill_tokens;
@@ -431,6 +545,7 @@ TEST(Scheduler, AnswersNeverDependOnTheBatch) {
         requests[scheduler.add(request)] = request;
       }
       if (schedule() % 50 == 0) scheduler.retract_all();
+      if (schedule() % 150 == 0) scheduler.forget_prefixes();
       const StepPlan& plan = scheduler.plan();
       sampled.resize(plan.draws.size());
       if (!plan.empty()) {
@@ -452,6 +567,7 @@ TEST(Scheduler, AnswersNeverDependOnTheBatch) {
     }
     EXPECT_LE(model.max_rows_seen, size.max_running + size.max_prefill_tokens);
     EXPECT_EQ(scheduler.stats().free_blocks, size.num_blocks);
+    EXPECT_GT(scheduler.stats().rows_cached, size.num_blocks) << "prefixes were taken";
     if (size.num_blocks == 14) {
       EXPECT_GT(scheduler.stats().preemptions, 0);
     }

@@ -16,6 +16,7 @@ struct UsageError : Error {
 int command_train(const std::vector<std::string>& words);
 int command_generate(const std::vector<std::string>& words);
 int command_score(const std::vector<std::string>& words);
+int command_selftest(const std::vector<std::string>& words);
 int command_serve(const std::vector<std::string>& words);
 int command_flags(const std::vector<std::string>& words);
 int command_rank(const std::vector<std::string>& words);  // started by `tandem train`

@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include <atomic>
-#include <mutex>
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -24,6 +23,24 @@ std::atomic<bool> stop_asked{false};
 std::int64_t kv_tokens(const EngineConfig& config, std::int64_t longest) {
   return config.kv_cache_tokens.value_or(config.max_running_requests *
                                          (round_up(longest, 16) + 16));
+}
+
+SamplingParams sampling_of(const GenerateConfig& config) {
+  SamplingParams params{.max_new_tokens = config.max_new_tokens,
+                        .min_new_tokens = config.min_new_tokens,
+                        .temperature = config.temperature,
+                        .top_p = config.top_p,
+                        .top_k = config.top_k,
+                        .min_p = config.min_p,
+                        .frequency_penalty = config.frequency_penalty,
+                        .presence_penalty = config.presence_penalty,
+                        .repetition_penalty = config.repetition_penalty,
+                        .stop = config.stop,
+                        .ignore_eos = config.ignore_eos,
+                        .seed = static_cast<std::uint64_t>(config.seed)};
+  for (const std::int64_t id : config.stop_token_ids)
+    params.stop_token_ids.push_back(static_cast<TokenId>(id));
+  return params;
 }
 
 }  // namespace
@@ -48,7 +65,11 @@ int command_generate(const std::vector<std::string>& words) {
                   compute_place(config.compute.device));
   EngineWorker worker(
       weights.folder, weights.arena, config.engine,
-      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {});
+      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {},
+      {},
+      config.stop.empty()
+          ? nullptr
+          : std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint)));
   worker.set_longest_sequence(static_cast<std::int64_t>(longest) + config.max_new_tokens);
   std::vector<GenerateResult> results(prompts.size());
   for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -56,11 +77,7 @@ int command_generate(const std::vector<std::string>& words) {
                             .prompt = prompts[i].ids,
                             .n = config.n,
                             .first_sample_id = i * static_cast<std::uint64_t>(config.n),
-                            .params = {}};
-    request.params.max_new_tokens = config.max_new_tokens;
-    request.params.temperature = config.temperature;
-    request.params.ignore_eos = config.ignore_eos;
-    request.params.seed = static_cast<std::uint64_t>(config.seed);
+                            .params = sampling_of(config)};
     worker.engine().add(std::move(request),
                         [&results, i](GenerateResult r) { results[i] = std::move(r); });
   }
@@ -77,10 +94,13 @@ int command_generate(const std::vector<std::string>& words) {
       TD_CHECK(texts[j].ok(), "answer {} of prompt {}: {}", j + 1, i + 1, texts[j].error);
       tokens += static_cast<std::int64_t>(ids[j].size());
       const SampleResult& s = results[i].samples[j];
+      const std::string text =
+          s.matched_text.empty() ? texts[j].text
+                                 : texts[j].text.substr(0, texts[j].text.find(s.matched_text));
       fmt::print("{}\n",
                  dump_json(OrderedJson{
                      {"prompt", prompts[i].text},
-                     {"text", texts[j].text},
+                     {"text", text},
                      {"input_ids", prompts[i].ids},
                      {"output_ids", s.output_ids},
                      {"logprobs", s.log_probs},
@@ -105,20 +125,19 @@ int command_serve(const std::vector<std::string>& words) {
                   compute_place(config.compute.device));
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
   tokenizer.info();  // starts the helper now, not inside the first request
-  std::mutex tokenizer_mutex;
   ComputeQueue queue;
   EngineWorker worker(weights.folder, weights.arena, config.engine, kv_tokens(config.engine, 1024),
-                      [&queue] { queue.wake(); });
+                      [&queue] { queue.wake(); }, {},
+                      std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint)));
+  // Both are called on one thread (engine/generate_route.h).
   const TextHooks text{.encode =
                            [&](const std::string& prompt) {
-                             const std::lock_guard lock(tokenizer_mutex);
                              auto rows = tokenizer.encode(std::vector<std::string>{prompt});
                              TD_CHECK(rows[0].ok(), "text: {}", rows[0].error);
                              return rows[0].ids;
                            },
                        .decode =
                            [&](std::span<const TokenId> ids, bool skip_special_tokens) {
-                             const std::lock_guard lock(tokenizer_mutex);
                              const std::vector<std::vector<TokenId>> one{{ids.begin(), ids.end()}};
                              const auto rows = tokenizer.decode(one, skip_special_tokens);
                              TD_CHECK(rows[0].ok(), "answer: {}", rows[0].error);

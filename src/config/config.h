@@ -106,7 +106,7 @@ struct RolloutConfig {
   std::optional<std::int64_t> rollout_max_context_len;  // tokens, prompt and response
   std::vector<std::string> rollout_stop;
   std::vector<std::int64_t> rollout_stop_token_ids;  // beside the model's own EOS list
-  bool rollout_skip_special_tokens = false;
+  bool rollout_skip_special_tokens = true;
   std::optional<std::int64_t> over_sampling_batch_size;
   std::string dynamic_sampling_filter_path;
   std::string custom_generate_function_path;
@@ -193,8 +193,8 @@ struct EvaluateConfig {
   std::vector<std::string> eval_prompt_data;  // name path name path ...
   std::int64_t n_samples_per_eval_prompt = 1;
   std::optional<double> eval_temperature;  // after resolve(): set
-  std::optional<double> eval_top_p;
-  std::optional<std::int64_t> eval_top_k;
+  std::optional<double> eval_top_p;        // after resolve(): set
+  std::optional<std::int64_t> eval_top_k;  // after resolve(): set
   std::optional<std::int64_t> eval_max_response_len;  // after resolve(): set
   std::optional<std::int64_t> eval_max_prompt_len;
   std::string eval_input_key;  // after resolve(): set
@@ -271,7 +271,16 @@ struct GenerateConfig {
   bool apply_chat_template = false;
   std::int64_t n = 1;  // samples a prompt
   std::int64_t max_new_tokens = 128;
+  std::int64_t min_new_tokens = 0;
   double temperature = 1.0;
+  double top_p = 1.0;
+  std::int64_t top_k = -1;
+  double min_p = 0.0;
+  double frequency_penalty = 0.0;
+  double presence_penalty = 0.0;
+  double repetition_penalty = 1.0;
+  std::vector<std::string> stop;
+  std::vector<std::int64_t> stop_token_ids;
   bool ignore_eos = false;
   std::int64_t seed = 1234;
 };
@@ -283,6 +292,15 @@ struct ScoreConfig {
   std::string input;  // JSONL file with `text` or `input_ids`
   Side through = Side::trainer;
   bool gradients = false;
+};
+
+// tandem selftest
+struct SelftestConfig {
+  ModelOptions model;
+  ComputeConfig compute;
+  std::int64_t tokens = 20000;  // to compare, over all ways
+  std::int64_t max_new_tokens = 48;
+  std::int64_t seed = 1234;
 };
 
 // tandem serve

@@ -191,6 +191,7 @@ std::string flags_markdown() {
   Config train;
   GenerateConfig generate;
   ScoreConfig score;
+  SelftestConfig selftest;
   ServeConfig serve;
   std::string text(kOpening);
   text += "\n## tandem train\n" + sections_markdown(rows_of(train), "###");
@@ -208,6 +209,8 @@ std::string flags_markdown() {
           own_flags(rows_of(generate));
   text += "\n## tandem score\n\nThese, and those of the sections model and compute.\n" +
           own_flags(rows_of(score));
+  text += "\n## tandem selftest\n\nThese, and those of the sections model and compute.\n" +
+          own_flags(rows_of(selftest));
   text += "\n## tandem serve\n\nThese, and those of the sections model, compute and engine.\n" +
           own_flags(rows_of(serve));
   return text;

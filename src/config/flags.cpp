@@ -14,6 +14,7 @@ std::string_view spelling(E value) {
 std::vector<FlagRow> rows_of(Config& config) { return bind_rows(config); }
 std::vector<FlagRow> rows_of(GenerateConfig& config) { return bind_rows(config); }
 std::vector<FlagRow> rows_of(ScoreConfig& config) { return bind_rows(config); }
+std::vector<FlagRow> rows_of(SelftestConfig& config) { return bind_rows(config); }
 std::vector<FlagRow> rows_of(ServeConfig& config) { return bind_rows(config); }
 
 std::string_view name_of(Device value) { return spelling(value); }

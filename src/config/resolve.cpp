@@ -102,6 +102,8 @@ void resolve_evaluation(const Config& config, EvaluateConfig& evaluate, Lines& l
   const RolloutConfig& rollout = config.rollout;
   fill(evaluate.eval_temperature, rollout.rollout_temperature, "eval_temperature",
        "rollout_temperature", lines);
+  fill(evaluate.eval_top_p, rollout.rollout_top_p, "eval_top_p", "rollout_top_p", lines);
+  fill(evaluate.eval_top_k, rollout.rollout_top_k, "eval_top_k", "rollout_top_k", lines);
   fill(evaluate.eval_max_response_len, *rollout.rollout_max_response_len, "eval_max_response_len",
        "rollout_max_response_len", lines);
   if (rollout.rollout_max_prompt_len) {
@@ -185,6 +187,12 @@ std::vector<std::string> resolve(GenerateConfig& config, const Host& host) {
 }
 
 std::vector<std::string> resolve(ScoreConfig& config, const Host& host) {
+  Lines lines;
+  resolve_compute(config.compute, config.model, 1, host, lines);
+  return lines;
+}
+
+std::vector<std::string> resolve(SelftestConfig& config, const Host& host) {
   Lines lines;
   resolve_compute(config.compute, config.model, 1, host, lines);
   return lines;

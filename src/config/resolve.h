@@ -25,6 +25,7 @@ Host this_host();
 std::vector<std::string> resolve(Config& config, const Host& host);
 std::vector<std::string> resolve(GenerateConfig& config, const Host& host);
 std::vector<std::string> resolve(ScoreConfig& config, const Host& host);
+std::vector<std::string> resolve(SelftestConfig& config, const Host& host);
 std::vector<std::string> resolve(ServeConfig& config, const Host& host);
 
 // Sets num_rollout from num_epoch once the prompts are counted: num_epoch x (rows /

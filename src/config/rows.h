@@ -62,6 +62,7 @@ struct FlagRow {
 std::vector<FlagRow> rows_of(Config& config);
 std::vector<FlagRow> rows_of(GenerateConfig& config);
 std::vector<FlagRow> rows_of(ScoreConfig& config);
+std::vector<FlagRow> rows_of(SelftestConfig& config);
 std::vector<FlagRow> rows_of(ServeConfig& config);
 
 bool is_switch(const FlagRow& row);  // bool or optional bool: no value on the command line

@@ -158,6 +158,20 @@ void check_algorithm(const Config& config, Faults& faults) {
         "teaches nothing; give a value above 1e-6, such as 1",
         config.rollout.rollout_temperature);
   }
+  if (config.rollout.rollout_top_k == 1) {
+    add(faults,
+        "--rollout-top-k: found 1, which is greedy: answers to one prompt are all the same, so a "
+        "group teaches nothing; give 2 or more, or leave it out");
+  }
+  for (const auto& [flag, k] : {std::pair("--rollout-top-k", config.rollout.rollout_top_k),
+                                std::pair("--eval-top-k", config.evaluate.eval_top_k.value_or(-1))}) {
+    if (k == 0) add(faults, "{}: found 0, wanted -1 (all tokens) or at least 1", flag);
+  }
+  for (const std::string& text : config.rollout.rollout_stop) {
+    if (text.empty() || text.size() > 1024) {
+      add(faults, "--rollout-stop: found a text of {} bytes, wanted 1 to 1024", text.size());
+    }
+  }
   if (config.rollout.n_samples_per_prompt == 1 && algorithm.rewards_normalization &&
       algorithm.advantage_estimator == AdvantageEstimator::grpo) {
     add(faults,
@@ -272,6 +286,10 @@ std::vector<std::string> validate(const GenerateConfig& config) {
         config.prompt.empty() ? "neither it nor --input is given"
                               : "both it and --input are given");
   }
+  if (config.min_new_tokens > config.max_new_tokens) {
+    add(faults, "--min-new-tokens: found {}, above max_new_tokens {}", config.min_new_tokens,
+        config.max_new_tokens);
+  }
   if (config.apply_chat_template && !config.input.empty()) {
     add(faults, "--apply-chat-template: works with --prompt only; leave it out with --input");
   }
@@ -287,6 +305,12 @@ std::vector<std::string> validate(const ScoreConfig& config) {
   if (config.gradients && config.through != Side::trainer) {
     add(faults, "--gradients: the engine has none; use --through trainer");
   }
+  return faults;
+}
+
+std::vector<std::string> validate(const SelftestConfig& config) {
+  Faults faults;
+  check_model(config.model, faults);
   return faults;
 }
 
@@ -320,6 +344,12 @@ std::vector<std::string> missing_files(const ScoreConfig& config) {
   Faults faults;
   look_for_model(config.model, faults);
   look_for_file("--input", config.input, faults);
+  return faults;
+}
+
+std::vector<std::string> missing_files(const SelftestConfig& config) {
+  Faults faults;
+  look_for_model(config.model, faults);
   return faults;
 }
 

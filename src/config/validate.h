@@ -12,12 +12,14 @@ namespace tandem {
 std::vector<std::string> validate(const Config& config);
 std::vector<std::string> validate(const GenerateConfig& config);
 std::vector<std::string> validate(const ScoreConfig& config);
+std::vector<std::string> validate(const SelftestConfig& config);
 std::vector<std::string> validate(const ServeConfig& config);
 
 // Files and folders that the config names and that do not exist.
 std::vector<std::string> missing_files(const Config& config);
 std::vector<std::string> missing_files(const GenerateConfig& config);
 std::vector<std::string> missing_files(const ScoreConfig& config);
+std::vector<std::string> missing_files(const SelftestConfig& config);
 std::vector<std::string> missing_files(const ServeConfig& config);
 
 // "data.jsonl" of "data.jsonl@[0:100]": the file of a prompt set, without its slice of rows.

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -18,11 +19,19 @@ using TokenId = std::int32_t;
 // SGLang's sampling_params, in its spelling and with its defaults.
 struct SamplingParams {
   std::int64_t max_new_tokens = 128;
-  double temperature = 1.0;
+  std::int64_t min_new_tokens = 0;  // before that nothing but a length ends an answer
+  double temperature = 1.0;         // 0: greedy
+  double top_p = 1.0;
+  std::int64_t top_k = -1;  // -1: all
+  double min_p = 0.0;       // of the largest probability
+  // Of tokens that stand in the answer so far: by how often, by whether, and as a factor.
+  double frequency_penalty = 0.0, presence_penalty = 0.0, repetition_penalty = 1.0;
+  std::vector<std::pair<TokenId, double>> logit_bias;
+  std::vector<std::string> stop;        // texts that end an answer
   std::vector<TokenId> stop_token_ids;  // beside the model's own EOS list
-  bool ignore_eos = false;
-  std::uint64_t seed = 0;   // key of the sampling generator
-  bool evaluation = false;  // evaluation draws from a key space of its own
+  bool ignore_eos = false;              // stop_token_ids too, as in SGLang
+  std::uint64_t seed = 0;               // key of the sampling generator
+  bool evaluation = false;              // evaluation draws from a key space of its own
 };
 
 enum class FinishReason { none, stop, length, abort };

@@ -45,16 +45,11 @@ void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row
   const EvaluateConfig& e = config.evaluate;
   RolloutSetup setup{.phase = "evaluate " + set.name,
                      .samples_per_prompt = e.n_samples_per_eval_prompt,
-                     .params = {},
+                     .params = evaluation_sampling(config),
+                     .skip_special_tokens = config.rollout.rollout_skip_special_tokens,
                      .rule = parse_reward_rule(config.reward.rm_type),
                      .max_context = config.rollout.rollout_max_context_len.value_or(0),
                      .timeout_seconds = config.engine.request_timeout_seconds};
-  setup.params.max_new_tokens = e.eval_max_response_len.value();
-  setup.params.temperature = e.eval_temperature.value();
-  setup.params.seed = static_cast<std::uint64_t>(config.algorithm.seed);
-  setup.params.evaluation = true;
-  for (std::int64_t id : config.rollout.rollout_stop_token_ids)
-    setup.params.stop_token_ids.push_back(static_cast<TokenId>(id));
   std::vector<RolloutItem> items;
   for (std::uint64_t i = 0; i < set.prompts.size(); ++i) items.push_back({i, i});
   const double start = monotonic_seconds();

@@ -21,6 +21,30 @@ struct Inbox {
 
 }  // namespace
 
+SamplingParams rollout_sampling(const Config& config) {
+  const RolloutConfig& rollout = config.rollout;
+  SamplingParams params{.max_new_tokens = rollout.rollout_max_response_len.value(),
+                        .temperature = rollout.rollout_temperature,
+                        .top_p = rollout.rollout_top_p,
+                        .top_k = rollout.rollout_top_k,
+                        .stop = rollout.rollout_stop,
+                        .seed = static_cast<std::uint64_t>(config.algorithm.seed)};
+  for (const std::int64_t id : rollout.rollout_stop_token_ids)
+    params.stop_token_ids.push_back(static_cast<TokenId>(id));
+  return params;
+}
+
+SamplingParams evaluation_sampling(const Config& config) {
+  const EvaluateConfig& e = config.evaluate;
+  SamplingParams params = rollout_sampling(config);
+  params.max_new_tokens = e.eval_max_response_len.value();
+  params.temperature = e.eval_temperature.value();
+  params.top_p = e.eval_top_p.value();
+  params.top_k = e.eval_top_k.value();
+  params.evaluation = true;
+  return params;
+}
+
 std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
                                            const std::vector<RolloutItem>& items,
                                            const RolloutSetup& setup) {
@@ -75,7 +99,7 @@ void RolloutMaker::reward(const std::vector<Prompt>& prompts, const std::vector<
   std::vector<std::vector<TokenId>> ids;
   for (const Sample& s : samples)
     ids.emplace_back(s.tokens.begin() + s.prompt_length(), s.tokens.end());
-  const auto texts = tokenizer_.decode(ids);
+  const auto texts = tokenizer_.decode(ids, setup.skip_special_tokens);
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const Prompt& prompt =
         prompts[items[i / static_cast<std::size_t>(setup.samples_per_prompt)].index];

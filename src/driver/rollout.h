@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/config.h"
 #include "data/prompts.h"
 #include "data/sample.h"
 #include "data/tokenizer.h"
@@ -25,10 +26,15 @@ struct RolloutSetup {
   std::string phase;  // "rollout", "evaluate": for the progress display
   std::int64_t samples_per_prompt = 1;
   SamplingParams params;
+  bool skip_special_tokens = true;  // in the text of an answer
   RewardRule rule;
   std::int64_t max_context = 0;  // tokens of prompt and answer; 0: no limit but the model's
   double timeout_seconds = 1800;
 };
+
+// How training and evaluation sample.
+SamplingParams rollout_sampling(const Config& config);
+SamplingParams evaluation_sampling(const Config& config);
 
 class RolloutMaker {
  public:

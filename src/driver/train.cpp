@@ -179,15 +179,11 @@ void TrainLoop::step(std::int64_t id) {
     items.push_back({drawn.counter, drawn.index});
   RolloutSetup setup{.phase = fmt::format("step {} rollout", id + 1),
                      .samples_per_prompt = config_.rollout.n_samples_per_prompt,
-                     .params = {},
+                     .params = rollout_sampling(config_),
+                     .skip_special_tokens = config_.rollout.rollout_skip_special_tokens,
                      .rule = rule_,
                      .max_context = config_.rollout.rollout_max_context_len.value_or(0),
                      .timeout_seconds = config_.engine.request_timeout_seconds};
-  setup.params.max_new_tokens = config_.rollout.rollout_max_response_len.value();
-  setup.params.temperature = config_.rollout.rollout_temperature;
-  setup.params.seed = static_cast<std::uint64_t>(config_.algorithm.seed);
-  for (std::int64_t stop : config_.rollout.rollout_stop_token_ids)
-    setup.params.stop_token_ids.push_back(static_cast<TokenId>(stop));
   TrainBatch batch{
       .samples = maker_->run(prompts_, items, setup), .advantages = {}, .trainer_log_probs = {}};
   const double generated = monotonic_seconds();

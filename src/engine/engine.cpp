@@ -10,9 +10,11 @@ Engine::Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox)
   mailbox_.publish(stats());
 }
 
-void Engine::add(GenerateRequest request, GenerateCallback on_finish) {
+void Engine::add(GenerateRequest request, GenerateCallback on_finish, TokenCallback on_token,
+                 std::uint64_t ticket) {
   const std::uint64_t key = scheduler_.add(std::move(request));
-  callbacks_.emplace(key, std::move(on_finish));
+  if (on_token) ++num_streams_;
+  askers_.emplace(key, Asker{std::move(on_finish), std::move(on_token), ticket});
 }
 
 bool Engine::step() {
@@ -24,6 +26,7 @@ bool Engine::step() {
       runner_(plan, sampled_);
       scheduler_.apply(sampled_, weight_version_);
       ++steps_;
+      if (num_streams_ > 0) show_tokens();
     }
   }
   // Published first: who reads the state in a callback sees the end of the request in it.
@@ -34,10 +37,20 @@ bool Engine::step() {
 
 void Engine::deliver() {
   while (auto finished = scheduler_.take_finished(weight_version_)) {
-    const auto found = callbacks_.find(finished->key);
-    const GenerateCallback callback = std::move(found->second);
-    callbacks_.erase(found);
-    if (callback) callback(std::move(finished->result));
+    const auto found = askers_.find(finished->key);
+    const Asker asker = std::move(found->second);
+    askers_.erase(found);
+    if (asker.on_token) --num_streams_;
+    if (asker.on_finish) asker.on_finish(std::move(finished->result));
+  }
+}
+
+void Engine::show_tokens() {
+  for (std::size_t i = 0; i < sampled_.size(); ++i) {
+    const Scheduler::Drawn drawn = scheduler_.drawn(i);
+    const Asker& asker = askers_.at(drawn.key);
+    if (!asker.on_token) continue;
+    asker.on_token(drawn.index, sampled_[i].token, sampled_[i].log_prob, weight_version_);
   }
 }
 
@@ -103,7 +116,17 @@ void Engine::serve_mail() {
 }
 
 void Engine::serve(GenerateCommand& command) {
-  add(std::move(command.request), std::move(command.on_finish));
+  add(std::move(command.request), std::move(command.on_finish), std::move(command.on_token),
+      command.ticket);
+}
+
+void Engine::serve(CancelCommand& command) {
+  for (const auto& [key, asker] : askers_) {
+    if (asker.ticket != command.ticket) continue;
+    scheduler_.abort(key);
+    break;
+  }
+  deliver();
 }
 
 void Engine::serve(AbortCommand& command) {

@@ -3,7 +3,7 @@
 // so this file sees no tensor and a rank may put a message to its followers in between.
 //
 // Everything happens between two steps: commands, pause, a new weight version, abort. Invariant:
-// each sampled token carries the version that was set when its batch ran. A request's callback is
+// each sampled token carries the version that was set when its batch ran. A request's on_finish is
 // called exactly once, on the compute thread, after the step that ended its last sample.
 #pragma once
 
@@ -29,7 +29,8 @@ class Engine {
   Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox);
 
   // Queues a request (also while paused). Throws what check_request throws.
-  void add(GenerateRequest request, GenerateCallback on_finish);
+  void add(GenerateRequest request, GenerateCallback on_finish, TokenCallback on_token = {},
+           std::uint64_t ticket = 0);
 
   // Serves the mailbox, runs one batch unless paused, calls back for what ended. Returns whether
   // another step would run rows; if not, the caller waits on the mailbox.
@@ -57,11 +58,13 @@ class Engine {
  private:
   void serve_mail();
   void serve(GenerateCommand& command);
+  void serve(CancelCommand& command);
   void serve(AbortCommand& command);
   void serve(PauseCommand& command);
   void serve(ContinueCommand& command);
   void serve(FlushCommand& command);
   void serve(ProbeCommand& command);
+  void show_tokens();
   void deliver();
 
   Scheduler scheduler_;
@@ -69,7 +72,13 @@ class Engine {
   Mailbox& mailbox_;
   std::vector<Command> mail_;
   std::vector<SampledToken> sampled_;
-  std::unordered_map<std::uint64_t, GenerateCallback> callbacks_;  // by request key
+  struct Asker {
+    GenerateCallback on_finish;
+    TokenCallback on_token;
+    std::uint64_t ticket = 0;
+  };
+  std::unordered_map<std::uint64_t, Asker> askers_;  // by request key
+  std::int64_t num_streams_ = 0;                     // of them with on_token
   std::int64_t weight_version_ = 0;
   std::int64_t steps_ = 0;
   bool paused_ = false;

@@ -29,6 +29,12 @@ using ControlReply = std::function<void(const ControlAnswer&)>;
 struct GenerateCommand {
   GenerateRequest request;
   GenerateCallback on_finish;
+  TokenCallback on_token = {};  // may be empty
+  std::uint64_t ticket = 0;     // what a CancelCommand names it by; 0: nothing does
+};
+// Nobody waits for the request any more. Ends it as an abort does, if it has not ended.
+struct CancelCommand {
+  std::uint64_t ticket = 0;
 };
 // Ends requests whose rid begins with the prefix; the empty prefix ends all.
 struct AbortCommand {
@@ -50,7 +56,7 @@ struct ProbeCommand {
   ControlReply reply;
 };
 
-using Command = std::variant<GenerateCommand, AbortCommand, PauseCommand, ContinueCommand,
+using Command = std::variant<GenerateCommand, CancelCommand, AbortCommand, PauseCommand, ContinueCommand,
                              FlushCommand, ProbeCommand>;
 
 struct EngineStats {

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "data/sample.h"
+#include "data/vocabulary.h"
 
 namespace tandem {
 
@@ -24,6 +26,8 @@ struct EngineLimits {
   std::int64_t vocab_size = 0;
   bool prefix_cache = true;            // changes no token and no log-probability
   std::vector<TokenId> eos_token_ids;  // ModelConfig::eos_ids
+  // Null: this engine knows no texts, and requests with `stop` are refused.
+  std::shared_ptr<const Vocabulary> vocabulary;
 };
 
 struct GenerateRequest {
@@ -40,6 +44,7 @@ struct SampleResult {
   std::vector<std::int64_t> versions;  // weight version that sampled each output id
   FinishReason finish = FinishReason::none;
   TokenId matched_stop = -1;         // the id that ended it, when finish is stop
+  std::string matched_text;          // or the text of `stop` that did; its tokens are kept
   std::int64_t num_preemptions = 0;  // how often its KV was dropped and computed again
   // Prompt tokens that were not computed for this sample: known beginnings, and the whole prompt
   // for all samples of a request but the first.
@@ -61,13 +66,16 @@ enum class PauseMode {
 };
 
 using GenerateCallback = std::function<void(GenerateResult)>;
+// A token of sample `index` as soon as it is drawn.
+using TokenCallback =
+    std::function<void(std::int64_t index, TokenId token, float log_prob, std::int64_t version)>;
 
 // KV positions that a sample of the request can come to hold (its last token is never written).
 std::int64_t max_kv_positions(const GenerateRequest& request, const EngineLimits& limits);
 
 // Throws Error beginning with the field's name (SGLang's spelling) when `limits` cannot serve the
-// request: empty or too long prompt, id outside the vocabulary, negative max_new_tokens or
-// temperature, n < 1, more KV than the whole pool. A prompt that fills the context exactly and
+// request: empty or too long prompt, id outside the vocabulary, a sampling parameter outside SGLang's
+// range, n < 1, more KV than the whole pool. A prompt that fills the context exactly and
 // max_new_tokens 0 are fine: they give an empty answer that finishes by length.
 void check_request(const GenerateRequest& request, const EngineLimits& limits);
 

@@ -1,6 +1,7 @@
 // A step on the model: see the header.
 #include "engine/runner.h"
 
+#include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cassert>
@@ -49,7 +50,14 @@ void Runner::sample(const StepPlan& plan, const at::Tensor& logits,
                     std::span<SampledToken> sampled) {
   assert(logits.is_contiguous());
   rows_.clear();
-  for (const PlanDraw& d : plan.draws) {
+  plain_.clear();
+  for (std::size_t i = 0; i < plan.draws.size(); ++i) {
+    const PlanDraw& d = plan.draws[i];
+    if (!d.is_plain()) {
+      sampled[i] = sample_changed(plan, d, logits[d.logits_index]);
+      continue;
+    }
+    plain_.push_back(i);
     rows_.push_back({.row = d.logits_index,
                      .temperature = d.temperature,
                      .seed = d.seed,
@@ -57,12 +65,32 @@ void Runner::sample(const StepPlan& plan, const at::Tensor& logits,
                      .position = d.position,
                      .evaluation = d.evaluation});
   }
+  if (rows_.empty()) return;
   tokens_.resize(rows_.size());
   log_probs_.resize(rows_.size());
   kernels(model_.place())
       .sample(logits.const_data_ptr<float>(), logits.size(1), rows_.data(),
               static_cast<std::int64_t>(rows_.size()), tokens_.data(), log_probs_.data());
-  for (std::size_t i = 0; i < rows_.size(); ++i) sampled[i] = {tokens_[i], log_probs_[i]};
+  for (std::size_t i = 0; i < rows_.size(); ++i) sampled[plain_[i]] = {tokens_[i], log_probs_[i]};
+}
+
+// Drawn on the host from the changed logits; recorded is what the model's own logits say.
+SampledToken Runner::sample_changed(const StepPlan& plan, const PlanDraw& draw,
+                                    const at::Tensor& logits) {
+  const at::Tensor host = logits.cpu();
+  const TokenId token =
+      sampler_.draw({host.const_data_ptr<float>(), static_cast<std::size_t>(host.numel())}, draw,
+                    std::span(plan.changes)
+                        .subspan(static_cast<std::size_t>(draw.changes_begin),
+                                 static_cast<std::size_t>(draw.num_changes)));
+  const at::Tensor ids = at::full({1}, token, logits.options().dtype(at::kInt));
+  const at::Tensor log_prob = at::empty({1}, logits.options()), unused = at::empty_like(log_prob);
+  kernels(model_.place())
+      .log_softmax_gather(logits.const_data_ptr<float>(), ids.const_data_ptr<std::int32_t>(),
+                          draw.temperature == 0 ? 1.0f : static_cast<float>(draw.temperature),
+                          log_prob.data_ptr<float>(), unused.data_ptr<float>(), nullptr, 1,
+                          logits.numel());
+  return {token, log_prob.item<float>()};
 }
 
 }  // namespace tandem

@@ -12,6 +12,7 @@
 
 #include "engine/decode_graph.h"
 #include "engine/engine.h"
+#include "engine/sampler.h"
 #include "model/kv_pool.h"
 #include "model/model.h"
 
@@ -33,11 +34,14 @@ class Runner {
  private:
   void fill_context(const StepPlan& plan);
   void sample(const StepPlan& plan, const at::Tensor& logits, std::span<SampledToken> sampled);
+  SampledToken sample_changed(const StepPlan& plan, const PlanDraw& draw, const at::Tensor& logits);
 
   Model& model_;
   AttentionContext context_;
   std::unique_ptr<DecodeGraphs> graphs_;
+  Sampler sampler_;
   std::vector<SampleRow> rows_;  // the rest is scratch of sample(), kept between steps
+  std::vector<std::size_t> plain_;
   std::vector<TokenId> tokens_;
   std::vector<float> log_probs_;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 
 #include "base/check.h"
 
@@ -17,6 +18,7 @@ void StepPlan::clear() {
   block_ids.clear();
   logit_rows.clear();
   draws.clear();
+  changes.clear();
 }
 
 Scheduler::Scheduler(EngineLimits limits)
@@ -205,13 +207,20 @@ void Scheduler::plan_draws(std::int32_t id) {
   const auto draw = [&](std::int32_t drawer_id) {
     const Sequence& drawer = sequences_[drawer_id];
     const SamplingParams& params = group.request.params;
+    const auto changes_begin = static_cast<std::int64_t>(plan_.changes.size());
+    plan_changes(drawer);
     plan_.draws.push_back(
         {.logits_index = logits_index,
          .temperature = params.temperature,
+         .top_p = params.top_p,
+         .top_k = params.top_k < limits_.vocab_size ? params.top_k : -1,
+         .min_p = params.min_p,
          .seed = params.seed,
          .sample_id = group.request.first_sample_id + static_cast<std::uint64_t>(drawer.index),
          .position = drawer.result.output_ids.size(),
-         .evaluation = params.evaluation});
+         .evaluation = params.evaluation,
+         .changes_begin = changes_begin,
+         .num_changes = static_cast<std::int64_t>(plan_.changes.size()) - changes_begin});
     drawing_.push_back(drawer_id);
   };
   if (leads(s)) {
@@ -219,6 +228,31 @@ void Scheduler::plan_draws(std::int32_t id) {
   } else {
     draw(id);
   }
+}
+
+// SGLang's order: penalties of what the answer holds, then bias, then the ids that may not end it
+// yet.
+void Scheduler::plan_changes(const Sequence& s) {
+  const SamplingParams& params = groups_[s.group].request.params;
+  for (const TokenCount& c : s.counts) {
+    plan_.changes.push_back(
+        {.id = c.id,
+         .subtract = static_cast<float>(params.frequency_penalty * static_cast<double>(c.count) +
+                                        params.presence_penalty),
+         .scale = static_cast<float>(params.repetition_penalty)});
+  }
+  for (const auto& [id, bias] : params.logit_bias) {
+    plan_.changes.push_back({.id = id, .add = static_cast<float>(bias)});
+  }
+  if (static_cast<std::int64_t>(s.result.output_ids.size()) >= params.min_new_tokens) return;
+  const auto forbid = [&](const std::vector<TokenId>& ids) {
+    for (const TokenId id : ids) {
+      if (id < 0 || id >= limits_.vocab_size) continue;
+      plan_.changes.push_back({.id = id, .add = -std::numeric_limits<float>::infinity()});
+    }
+  };
+  forbid(limits_.eos_token_ids);
+  forbid(params.stop_token_ids);
 }
 
 void Scheduler::preempt_youngest() {
@@ -246,6 +280,11 @@ void Scheduler::apply(std::span<const SampledToken> sampled, std::int64_t versio
     if (leads(s)) fork_prompt(s);
     append_token(drawing_[i], sampled[i], version);
   }
+}
+
+Scheduler::Drawn Scheduler::drawn(std::size_t i) const {
+  const Sequence& s = sequences_[drawing_[i]];
+  return {.key = groups_[s.group].key, .index = s.index};
 }
 
 void Scheduler::fork_prompt(Sequence& leader) {
@@ -280,14 +319,46 @@ void Scheduler::append_token(std::int32_t id, SampledToken sampled, std::int64_t
   const auto is_in = [&](const std::vector<TokenId>& ids) {
     return std::find(ids.begin(), ids.end(), sampled.token) != ids.end();
   };
-  // A stop token in the last place is a stop: the answer is whole. As in SGLang, ignore_eos also
-  // turns stop_token_ids off.
+  if (params.frequency_penalty != 0 || params.presence_penalty != 0 ||
+      params.repetition_penalty != 1) {
+    const auto same = std::find_if(s.counts.begin(), s.counts.end(),
+                                   [&](const TokenCount& c) { return c.id == sampled.token; });
+    if (same == s.counts.end()) {
+      s.counts.push_back({sampled.token, 1});
+    } else {
+      ++same->count;
+    }
+  }
+  // A stop in the last place is a stop: the answer is whole. As in SGLang, ignore_eos also turns
+  // stop_token_ids off.
   if (!params.ignore_eos && (is_in(limits_.eos_token_ids) || is_in(params.stop_token_ids))) {
     finish(id, FinishReason::stop, sampled.token);
+  } else if (const std::string* text = match_stop(s, sampled.token)) {
+    s.result.matched_text = *text;
+    finish(id, FinishReason::stop, -1);
   } else if (static_cast<std::int64_t>(s.result.output_ids.size()) == params.max_new_tokens ||
              known(s) == limits_.context_length) {
     finish(id, FinishReason::length, -1);
   }
+}
+
+// The first text of `stop` that ends within the token's bytes, wherever it begins; null if none
+// does or the answer may not end yet.
+const std::string* Scheduler::match_stop(Sequence& s, TokenId token) {
+  const SamplingParams& params = groups_[s.group].request.params;
+  if (params.stop.empty()) return nullptr;
+  const std::size_t before = s.tail.size();
+  s.tail += limits_.vocabulary->bytes(token);
+  const bool may_end =
+      static_cast<std::int64_t>(s.result.output_ids.size()) >= params.min_new_tokens;
+  std::size_t longest = 0;
+  for (const std::string& text : params.stop) {
+    longest = std::max(longest, text.size());
+    const std::size_t begin = before + 1 > text.size() ? before + 1 - text.size() : 0;
+    if (may_end && s.tail.find(text, begin) != std::string::npos) return &text;
+  }
+  if (s.tail.size() >= longest) s.tail.erase(0, s.tail.size() - longest + 1);
+  return nullptr;
 }
 
 }  // namespace tandem

@@ -41,14 +41,32 @@ struct PlanSegment {
   std::int64_t num_blocks = 0;
 };
 
+// What a draw does to one logit before the temperature: see apply_changes in sampler.h. Those of one
+// draw are applied in order and may name an id several times.
+struct LogitChange {
+  TokenId id = 0;
+  float subtract = 0;  // frequency and presence penalty
+  float scale = 1;     // repetition penalty
+  float add = 0;       // bias; minus infinity forbids the token
+};
+
 // One token to sample.
 struct PlanDraw {
   std::int64_t logits_index = 0;  // into StepPlan::logit_rows; n samples may share one
   double temperature = 1.0;       // 0: greedy
+  double top_p = 1.0;
+  std::int64_t top_k = -1;
+  double min_p = 0.0;
   std::uint64_t seed = 0;
   std::uint64_t sample_id = 0;
   std::uint64_t position = 0;  // in the generated tokens
   bool evaluation = false;
+  std::int64_t changes_begin = 0;  // into StepPlan::changes
+  std::int64_t num_changes = 0;
+
+  bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }
+  // Whether the temperature alone decides.
+  bool is_plain() const { return num_changes == 0 && (temperature == 0 || !truncates()); }
 };
 
 // A batch, complete in itself: a follower rank needs nothing else to run it.
@@ -61,6 +79,7 @@ struct StepPlan {
   std::vector<std::int32_t> block_ids;   // the segments' block tables, one after the other
   std::vector<std::int64_t> logit_rows;  // ascending, distinct
   std::vector<PlanDraw> draws;           // ascending logits_index
+  std::vector<LogitChange> changes;      // the draws' changes, one after the other
 
   bool empty() const { return tokens.empty(); }
   void clear();
@@ -99,10 +118,19 @@ class Scheduler {
   // One result per draw of the last plan, in its order, sampled by weight version `version`.
   void apply(std::span<const SampledToken> sampled, std::int64_t version);
 
+  // Whose token draw i of the last plan is; until the next plan or take_finished.
+  struct Drawn {
+    std::uint64_t key = 0;
+    std::int64_t index = 0;  // of the sample in its request
+  };
+  Drawn drawn(std::size_t i) const;
+
   // Ends all unfinished samples of matching requests with finish = abort; what they have sampled
   // stays. Returns the number of requests ended. Not between plan and apply.
   std::int64_t abort_prefix(std::string_view rid_prefix);
   std::int64_t abort_all() { return abort_prefix({}); }
+  // The same for one request; false if it has ended.
+  bool abort(std::uint64_t key);
 
   // Gives all KV back; active samples wait again with their tokens kept. Not between plan and
   // apply.
@@ -132,6 +160,12 @@ class Scheduler {
  private:
   enum class State : std::uint8_t { unused, waiting, following, active, finished };
 
+  // How often a token stands in an answer.
+  struct TokenCount {
+    TokenId id = 0;
+    std::int64_t count = 0;
+  };
+
   struct Sequence {
     State state = State::unused;
     std::int32_t group = 0;
@@ -141,6 +175,9 @@ class Scheduler {
     std::int64_t remembered = 0;  // leading blocks that the prefix cache knows
     bool mixed = false;           // holds KV of several weight versions
     BlockTable blocks;
+    std::vector<TokenCount> counts;  // of the answer's tokens; kept for penalties only
+    std::string tail;                // last bytes of the answer's text; kept for `stop` only
+    std::size_t max_changes = 0;     // of one draw
     SampleResult result;
   };
 
@@ -169,11 +206,14 @@ class Scheduler {
   bool make_room(std::int32_t id, std::int64_t rows);
   void plan_rows(std::int32_t id, std::int64_t rows);
   void plan_draws(std::int32_t id);
+  void plan_changes(const Sequence& s);
   void preempt_youngest();
   void fork_prompt(Sequence& leader);
   void activate(std::int32_t id);
   void append_token(std::int32_t id, SampledToken sampled, std::int64_t version);
+  const std::string* match_stop(Sequence& s, TokenId token);
   void finish(std::int32_t id, FinishReason reason, TokenId matched);
+  void abort_group(Group& group);
   std::int32_t new_group();
   std::int32_t new_sequence(const GenerateRequest& request);
   void reserve_steps();
@@ -193,6 +233,8 @@ class Scheduler {
   std::vector<std::int32_t> drawing_;  // sequence of each draw
   mutable std::vector<TokenId> block_scratch_;
   bool in_step_ = false;  // between plan and apply
+
+  std::size_t max_changes_ = 0;  // of one draw each of all samples that are here
 
   std::uint64_t next_order_ = 0;
   std::uint64_t next_key_ = 0;

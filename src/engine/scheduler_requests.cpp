@@ -75,6 +75,20 @@ std::int32_t Scheduler::new_sequence(const GenerateRequest& request) {
     s.result.versions.reserve(answer);
   }
   s.blocks.reserve(cache_.blocks_for(positions));
+  const SamplingParams& params = request.params;
+  const bool penalizes = params.frequency_penalty != 0 || params.presence_penalty != 0 ||
+                         params.repetition_penalty != 1;
+  s.counts.clear();
+  if (penalizes) s.counts.reserve(s.result.output_ids.capacity());
+  s.max_changes = s.counts.capacity() * (penalizes ? 1 : 0) + params.logit_bias.size() +
+                  (params.min_new_tokens > 0
+                       ? limits_.eos_token_ids.size() + params.stop_token_ids.size()
+                       : 0);
+  max_changes_ += s.max_changes;
+  s.tail.clear();
+  std::size_t longest = 0;
+  for (const std::string& text : params.stop) longest = std::max(longest, text.size());
+  if (longest > 0) s.tail.reserve(longest + limits_.vocabulary->longest_bytes());
   return id;
 }
 
@@ -89,6 +103,7 @@ void Scheduler::reserve_steps() {
   grow(plan_.logit_rows, samples);
   grow(plan_.draws, samples);
   grow(plan_.copies, samples);
+  grow(plan_.changes, max_changes_);
   // At most max_running samples decode and as many compute a prompt in one step.
   const std::size_t segments =
       std::min<std::size_t>(samples, static_cast<std::size_t>(2 * limits_.max_running));
@@ -108,15 +123,29 @@ void Scheduler::finish(std::int32_t id, FinishReason reason, TokenId matched) {
   if (--groups_[s.group].unfinished == 0) finished_groups_.push_back(s.group);
 }
 
+void Scheduler::abort_group(Group& group) {
+  for (const std::int32_t id : group.sequences) {
+    if (sequences_[id].state != State::finished) finish(id, FinishReason::abort, -1);
+  }
+}
+
+bool Scheduler::abort(std::uint64_t key) {
+  assert(!in_step_);
+  for (Group& group : groups_) {
+    if (group.unfinished == 0 || group.key != key) continue;
+    abort_group(group);
+    return true;
+  }
+  return false;
+}
+
 std::int64_t Scheduler::abort_prefix(std::string_view rid_prefix) {
   assert(!in_step_);
   std::int64_t ended = 0;
   for (Group& group : groups_) {
     if (group.unfinished == 0 || !group.request.rid.starts_with(rid_prefix)) continue;
     ++ended;
-    for (const std::int32_t id : group.sequences) {
-      if (sequences_[id].state != State::finished) finish(id, FinishReason::abort, -1);
-    }
+    abort_group(group);
   }
   return ended;
 }
@@ -154,6 +183,7 @@ std::optional<Scheduler::Finished> Scheduler::take_finished(std::int64_t version
   finished.result.samples.reserve(group.sequences.size());
   for (const std::int32_t id : group.sequences) {
     finished.result.samples.push_back(std::move(sequences_[id].result));
+    max_changes_ -= sequences_[id].max_changes;
     sequences_[id].state = State::unused;
     unused_sequences_.push_back(id);
   }

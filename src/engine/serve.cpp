@@ -4,15 +4,20 @@
 #include <memory>
 
 #include "base/check.h"
+#include "engine/generate_route.h"
 
 namespace tandem {
 namespace {
 
 // What the handlers share; lives as long as the server's routes.
 struct Face {
+  Face(Mailbox& box, ServeOptions serve_options)
+      : mailbox(box),
+        options(std::move(serve_options)),
+        generate(box, options.limits, options.text, options.default_seed) {}
   Mailbox& mailbox;
   ServeOptions options;
-  RequestNames names;
+  GenerateRoute generate;
 };
 
 // A body that may be left out.
@@ -41,37 +46,6 @@ PauseMode read_pause_mode(const Json& body) {
   if (mode == "retract") return PauseMode::retract;
   TD_CHECK(mode == "in_place", "mode: '{}' found, wanted abort, retract or in_place", mode);
   return PauseMode::in_place;
-}
-
-// One HTTP request of several prompts. Its callbacks all run on the compute thread.
-struct PendingCall {
-  GenerateCall call;
-  std::vector<GenerateResult> results;
-  std::size_t missing = 0;
-};
-
-void generate(Face& face, const http::Request& request, const http::Respond& respond) {
-  const Json body = parse_json(request.body, "body");
-  auto pending = std::make_shared<PendingCall>();
-  pending->call = parse_generate(body, face.options.text, face.names);
-  // All are checked before any is posted: a batch is refused whole.
-  for (const GenerateRequest& item : pending->call.requests) {
-    check_request(item, face.options.limits);
-  }
-  pending->missing = pending->call.requests.size();
-  pending->results.resize(pending->missing);
-  for (std::size_t i = 0; i < pending->results.size(); ++i) {
-    auto on_finish = [&face, pending, respond, i](GenerateResult result) {
-      pending->results[i] = std::move(result);
-      if (--pending->missing > 0) return;
-      try {
-        answer_json(respond, generate_answer(pending->call, pending->results, face.options.text));
-      } catch (const Error& e) {  // an answer that cannot be decoded is that request's fault alone
-        respond(http::error_response(500, e.what()));
-      }
-    };
-    face.mailbox.post(GenerateCommand{pending->call.requests[i], std::move(on_finish)});
-  }
 }
 
 void abort_request(Face& face, const http::Request& request, const http::Respond& respond) {
@@ -133,11 +107,10 @@ Json server_info(const Face& face) {
 
 void add_engine_routes(http::Server& server, Mailbox& mailbox, ServeOptions options) {
   auto face = std::make_shared<Face>(mailbox, std::move(options));
-  face->names.default_seed = face->options.default_seed;
   using http::Request;
   using http::Respond;
   server.route("POST", "/generate", [face](const Request& request, const Respond& respond) {
-    generate(*face, request, respond);
+    face->generate.serve(request, respond);
   });
   server.route("GET", "/health", [](const Request&, const Respond& respond) {
     respond({.content_type = "text/plain"});

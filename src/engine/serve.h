@@ -1,6 +1,6 @@
 // The engine's HTTP face, in SGLang's spelling: /generate, health, pause and continue, flush,
 // abort, and what the engine is. It knows the mailbox only, never the engine: handlers run on the
-// server's thread, check and post; the answer comes from the compute thread. What asks for state
+// server's thread and post; the answer comes when the compute thread has it. What asks for state
 // only (/health, /get_model_info, …) is answered at once from the engine's last snapshot, so a long
 // prefill or a training step on the same rank does not make the engine look dead.
 #pragma once

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "base/check.h"
+#include "base/text.h"
 
 namespace tandem {
 namespace {
@@ -40,25 +41,17 @@ void check_fields(const Json& object, const std::string& prefix,
 
 void check_sampling_fields(const Json& params) {
   static const std::vector<std::string> kHonoured = {
-      "max_new_tokens", "temperature", "n", "stop_token_ids", "ignore_eos", "sampling_seed",
-      "skip_special_tokens",
-      // These shape text or streams only, of which answers have none or the plain form.
-      "spaces_between_special_tokens", "no_stop_trim", "stream_interval"};
+      "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p",
+      "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "n", "stop",
+      "stop_token_ids", "ignore_eos", "sampling_seed", "skip_special_tokens", "no_stop_trim",
+      // Texts have no spaces of their own between special tokens.
+      "spaces_between_special_tokens", "stream_interval"};
   static const std::vector<DefaultOnly> kDefaultOnly = {
-      {"top_p", {1.0}},
-      {"top_k", {-1}},
-      {"min_p", {0.0}},
-      {"frequency_penalty", {0.0}},
-      {"presence_penalty", {0.0}},
-      {"repetition_penalty", {1.0}},
-      {"min_new_tokens", {0}},
-      {"stop", {Json::array(), ""}},
       {"stop_regex", {Json::array(), ""}},
       {"json_schema", {}},
       {"regex", {}},
       {"ebnf", {}},
       {"structural_tag", {}},
-      {"logit_bias", {Json::object()}},
       {"custom_params", {Json::object()}},
   };
   check_fields(params, "sampling_params.", kHonoured, kDefaultOnly);
@@ -66,11 +59,11 @@ void check_sampling_fields(const Json& params) {
 
 void check_request_fields(const Json& body) {
   static const std::vector<std::string> kHonoured = {
-      "input_ids", "text", "sampling_params", "rid", "return_logprob", "sample_id", "evaluation",
+      "input_ids", "text", "sampling_params", "rid", "return_logprob", "stream", "sample_id",
+      "evaluation",
       // These choose order, route or cache, never the tokens.
       "priority", "routing_key", "extra_key", "cache_salt", "data_parallel_rank", "routed_dp_rank"};
   static const std::vector<DefaultOnly> kDefaultOnly = {
-      {"stream", {false}},
       {"input_embeds", {}},
       {"image_data", {Json::array()}},
       {"video_data", {Json::array()}},
@@ -135,6 +128,21 @@ const Json& per_prompt(const Json& value, std::size_t i, std::size_t num_prompts
   return value[i];
 }
 
+// SGLang's number for "no top_k".
+constexpr std::int64_t kAllTokens = 1 << 30;
+
+// {"15": -2.5, …}: token ids as keys.
+void read_logit_bias(const Json& json, SamplingParams& params) {
+  const std::string where = "sampling_params.logit_bias";
+  TD_CHECK(json.is_object(), "{}: {} found, wanted an object of token ids", where, json.type_name());
+  for (const auto& [key, bias] : json.items()) {
+    const auto id = parse_int(key);
+    TD_CHECK(id && *id >= 0 && *id <= INT32_MAX, "{}: key '{}' found, wanted a token id", where,
+             key);
+    params.logit_bias.emplace_back(static_cast<TokenId>(*id), read_value<double>(bias, where));
+  }
+}
+
 void read_sampling(const Json& params, GenerateRequest& request, bool& has_seed) {
   TD_CHECK(params.is_object(), "sampling_params: {} found, wanted an object", dump_json(params));
   check_sampling_fields(params);
@@ -145,9 +153,25 @@ void read_sampling(const Json& params, GenerateRequest& request, bool& has_seed)
     return found != nullptr;
   };
   read("max_new_tokens", out.max_new_tokens);
+  read("min_new_tokens", out.min_new_tokens);
   read("temperature", out.temperature);
   // SGLang's threshold for greedy.
   if (out.temperature >= 0 && out.temperature < 1e-6) out.temperature = 0;
+  read("top_p", out.top_p);
+  read("top_k", out.top_k);
+  if (out.top_k >= kAllTokens) out.top_k = -1;
+  read("min_p", out.min_p);
+  read("frequency_penalty", out.frequency_penalty);
+  read("presence_penalty", out.presence_penalty);
+  read("repetition_penalty", out.repetition_penalty);
+  if (const Json* bias = find_value(params, "logit_bias")) read_logit_bias(*bias, out);
+  if (const Json* stop = find_value(params, "stop")) {
+    if (stop->is_string()) {
+      if (!stop->get_ref<const std::string&>().empty()) out.stop = {stop->get<std::string>()};
+    } else {
+      out.stop = read_value<std::vector<std::string>>(*stop, "sampling_params.stop");
+    }
+  }
   read("stop_token_ids", out.stop_token_ids);
   read("ignore_eos", out.ignore_eos);
   read("n", request.n);
@@ -176,6 +200,9 @@ void read_names(const Json& body, bool is_batch, std::size_t i, std::size_t num_
 Json finish_json(const SampleResult& sample) {
   switch (sample.finish) {
     case FinishReason::stop:
+      if (!sample.matched_text.empty()) {
+        return {{"type", "stop"}, {"matched", sample.matched_text}};
+      }
       return {{"type", "stop"}, {"matched", sample.matched_stop}};
     case FinishReason::abort:
       return {{"type", "abort"}, {"message", "Abort in progress"}};
@@ -198,35 +225,44 @@ Json version_spans(const std::vector<std::int64_t>& versions) {
   return spans;
 }
 
-Json sample_json(const GenerateCall& call, const GenerateRequest& request,
-                 const GenerateResult& result, std::size_t i, const TextHooks& text) {
-  const SampleResult& sample = result.samples[i];
-  Json meta = {{"id", request.n == 1 ? request.rid : fmt::format("{}_{}", request.rid, i)},
-               {"finish_reason", finish_json(sample)},
-               {"prompt_tokens", result.prompt_tokens},
-               {"completion_tokens", sample.output_ids.size()},
-               {"cached_tokens", sample.cached_tokens},
-               {"num_retractions", sample.num_preemptions},
-               {"weight_version", std::to_string(result.weight_version)},
-               {"weight_versions", version_spans(sample.versions)}};
-  if (call.return_logprob) {
-    Json log_probs = Json::array();
-    for (std::size_t t = 0; t < sample.output_ids.size(); ++t) {
-      log_probs.push_back(
-          Json::array({static_cast<double>(sample.log_probs[t]), sample.output_ids[t], nullptr}));
-    }
-    meta["output_token_logprobs"] = std::move(log_probs);
+// The answer's text as SGLang shows it: unless no_stop_trim, without what ended it. The ids and
+// their log-probabilities are whole in any case.
+std::string sample_text(const GenerateCall& call, const SampleResult& sample,
+                        const TextHooks& text) {
+  std::span<const TokenId> ids(sample.output_ids);
+  const bool trims = !call.no_stop_trim && sample.finish == FinishReason::stop;
+  if (trims && sample.matched_text.empty()) ids = ids.first(ids.size() - 1);
+  std::string decoded = text.decode(ids, call.skip_special_tokens);
+  if (trims && !sample.matched_text.empty()) {
+    decoded = decoded.substr(0, decoded.find(sample.matched_text));
   }
-  Json json = {{"output_ids", sample.output_ids}, {"meta_info", std::move(meta)}};
-  if (text.decode) json["text"] = text.decode(sample.output_ids, call.skip_special_tokens);
-  return json;
+  return decoded;
 }
 
-FinishReason read_finish(const Json& meta, const std::string& source, TokenId& matched) {
+std::string sample_name(const GenerateRequest& request, std::size_t index) {
+  return request.n == 1 ? request.rid : fmt::format("{}_{}", request.rid, index);
+}
+
+// [log-probability, id, null] of each token; the third place is a text that clients may ask for.
+Json log_prob_list(const SampleResult& sample) {
+  Json list = Json::array();
+  for (std::size_t t = 0; t < sample.output_ids.size(); ++t) {
+    list.push_back(
+        Json::array({static_cast<double>(sample.log_probs[t]), sample.output_ids[t], nullptr}));
+  }
+  return list;
+}
+
+FinishReason read_finish(const Json& meta, const std::string& source, SampleResult& sample) {
   const Json reason = require<Json>(meta, "finish_reason", source);
   const auto type = require<std::string>(reason, "type", source);
   if (type == "stop") {
-    matched = optional_key<TokenId>(reason, "matched", source, -1);
+    const Json* matched = find_value(reason, "matched");
+    if (matched != nullptr && matched->is_string()) {
+      sample.matched_text = matched->get<std::string>();
+    } else {
+      sample.matched_stop = optional_key<TokenId>(reason, "matched", source, -1);
+    }
     return FinishReason::stop;
   }
   if (type == "abort") return FinishReason::abort;
@@ -238,7 +274,7 @@ FinishReason read_finish(const Json& meta, const std::string& source, TokenId& m
 SampleResult read_sample(const Json& answer, const std::string& source) {
   SampleResult sample;
   const Json meta = require<Json>(answer, "meta_info", source);
-  sample.finish = read_finish(meta, source, sample.matched_stop);
+  sample.finish = read_finish(meta, source, sample);
   sample.num_preemptions = optional_key<std::int64_t>(meta, "num_retractions", source, 0);
   sample.cached_tokens = optional_key<std::int64_t>(meta, "cached_tokens", source, 0);
   for (const Json& item : require<Json>(meta, "output_token_logprobs", source)) {
@@ -283,6 +319,7 @@ GenerateCall parse_generate(const Json& body, const TextHooks& text, RequestName
   std::vector<std::vector<TokenId>> prompts = read_prompts(body, text, is_batch);
   const auto evaluation = optional_key<bool>(body, "evaluation", "body", false);
   call.return_logprob = optional_key<bool>(body, "return_logprob", "body", false);
+  call.stream = optional_key<bool>(body, "stream", "body", false);
   const Json* params = find_value(body, "sampling_params");
   TD_CHECK(params == nullptr || is_batch || params->is_object(),
            "sampling_params: {} found for one prompt, wanted an object", params->type_name());
@@ -297,6 +334,7 @@ GenerateCall parse_generate(const Json& body, const TextHooks& text, RequestName
       if (i == 0) {
         call.skip_special_tokens =
             optional_key<bool>(own, "skip_special_tokens", "sampling_params", true);
+        call.no_stop_trim = optional_key<bool>(own, "no_stop_trim", "sampling_params", false);
       }
     }
     TD_CHECK(i == 0 || request.n == call.requests.front().n,
@@ -310,12 +348,44 @@ GenerateCall parse_generate(const Json& body, const TextHooks& text, RequestName
   return call;
 }
 
+Json sample_answer(const GenerateCall& call, std::size_t i, const GenerateResult& result,
+                   std::size_t index, const TextHooks& text) {
+  const SampleResult& sample = result.samples[index];
+  Json meta = {{"id", sample_name(call.requests[i], index)},
+               {"finish_reason", finish_json(sample)},
+               {"prompt_tokens", result.prompt_tokens},
+               {"completion_tokens", sample.output_ids.size()},
+               {"cached_tokens", sample.cached_tokens},
+               {"num_retractions", sample.num_preemptions},
+               {"weight_version", std::to_string(result.weight_version)},
+               {"weight_versions", version_spans(sample.versions)}};
+  if (call.return_logprob) meta["output_token_logprobs"] = log_prob_list(sample);
+  Json json = {{"output_ids", sample.output_ids}, {"meta_info", std::move(meta)}};
+  if (text.decode) json["text"] = sample_text(call, sample, text);
+  if (call.stream) json["index"] = index;
+  return json;
+}
+
+Json partial_answer(const GenerateCall& call, std::size_t i, const SampleResult& so_far,
+                    std::size_t index, std::optional<std::string_view> text) {
+  const GenerateRequest& request = call.requests[i];
+  Json meta = {{"id", sample_name(request, index)},
+               {"finish_reason", nullptr},
+               {"prompt_tokens", request.prompt.size()},
+               {"completion_tokens", so_far.output_ids.size()},
+               {"weight_version", std::to_string(so_far.versions.back())}};
+  if (call.return_logprob) meta["output_token_logprobs"] = log_prob_list(so_far);
+  Json json = {{"output_ids", so_far.output_ids}, {"meta_info", std::move(meta)}, {"index", index}};
+  if (text) json["text"] = *text;
+  return json;
+}
+
 Json generate_answer(const GenerateCall& call, std::span<const GenerateResult> results,
                      const TextHooks& text) {
   Json list = Json::array();
   for (std::size_t r = 0; r < results.size(); ++r) {
     for (std::size_t i = 0; i < results[r].samples.size(); ++i) {
-      list.push_back(sample_json(call, call.requests[r], results[r], i, text));
+      list.push_back(sample_answer(call, r, results[r], i, text));
     }
   }
   if (call.as_list) return list;
@@ -324,6 +394,8 @@ Json generate_answer(const GenerateCall& call, std::span<const GenerateResult> r
 
 Json generate_body(const GenerateRequest& request) {
   const SamplingParams& params = request.params;
+  Json bias = Json::object();
+  for (const auto& [id, value] : params.logit_bias) bias[std::to_string(id)] = value;
   return {{"input_ids", request.prompt},
           {"rid", request.rid},
           {"return_logprob", true},
@@ -332,7 +404,16 @@ Json generate_body(const GenerateRequest& request) {
           {"sampling_params",
            {{"n", request.n},
             {"max_new_tokens", params.max_new_tokens},
+            {"min_new_tokens", params.min_new_tokens},
             {"temperature", params.temperature},
+            {"top_p", params.top_p},
+            {"top_k", params.top_k},
+            {"min_p", params.min_p},
+            {"frequency_penalty", params.frequency_penalty},
+            {"presence_penalty", params.presence_penalty},
+            {"repetition_penalty", params.repetition_penalty},
+            {"logit_bias", std::move(bias)},
+            {"stop", params.stop},
             {"stop_token_ids", params.stop_token_ids},
             {"ignore_eos", params.ignore_eos},
             {"sampling_seed", params.seed}}}};

@@ -8,8 +8,10 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -35,6 +37,8 @@ struct GenerateCall {
   bool as_list = false;                   // answer with a list even for one sample
   bool return_logprob = false;
   bool skip_special_tokens = true;
+  bool no_stop_trim = false;
+  bool stream = false;  // answer by server-sent events
 };
 
 // The body of POST /generate. Throws Error beginning with the field. Without `sample_id` the ids
@@ -44,6 +48,15 @@ GenerateCall parse_generate(const Json& body, const TextHooks& text, RequestName
 // The answer: one object, or a list of prompts × n objects, samples of a prompt side by side.
 Json generate_answer(const GenerateCall& call, std::span<const GenerateResult> results,
                      const TextHooks& text);
+
+// One of them: sample `index` of prompt `i`.
+Json sample_answer(const GenerateCall& call, std::size_t i, const GenerateResult& result,
+                   std::size_t index, const TextHooks& text);
+
+// An event of a stream before the sample's end, with all of it so far, as SGLang streams:
+// finish_reason is null, `text` is missing without a vocabulary.
+Json partial_answer(const GenerateCall& call, std::size_t i, const SampleResult& so_far,
+                    std::size_t index, std::optional<std::string_view> text);
 
 // The body for one request, always with return_logprob, sample_id and seed.
 Json generate_body(const GenerateRequest& request);

@@ -3,6 +3,8 @@
 // that thread only.
 #include "http/server.h"
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -16,6 +18,8 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <cerrno>
+#include <deque>
 #include <map>
 #include <optional>
 #include <thread>
@@ -41,14 +45,32 @@ constexpr std::chrono::seconds kDrain{10};  // to take the rest of a refused req
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 
-// An answer that may not be there yet; `ready` is cancelled when it comes.
+// An answer that may not be there yet; `ready` is cancelled when something of it comes.
 struct Pending {
   explicit Pending(asio::io_context& io) : ready(io) {
     ready.expires_at(asio::steady_timer::time_point::max());
   }
   asio::steady_timer ready;
   std::optional<Response> response;
+  std::deque<std::string> parts;  // of a stream, not yet written
+  std::string stream_type;        // not empty: the answer is a stream
+  bool ended = false;             // the stream is whole
+  bool cut = false;               // the stream will have no end
+  bool heard = false;             // the client sent something or closed while we waited
+  bool early = false;             // it sent its next request: a close can no more be seen
+  bool gone = false;
+  bool closed = false;  // nobody waits for the answer any more
+  std::function<void()> act_on_gone;
+
+  bool has_news() const { return response || !parts.empty() || ended || cut; }
 };
+
+// Whether the peer of a readable socket has closed it (or shut down its sending side).
+bool has_closed(tcp::socket& socket) {
+  char byte;
+  const auto size = ::recv(socket.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
 
 // Compares in a time that depends on the lengths only.
 bool equal_secret(std::string_view a, std::string_view b) {
@@ -70,6 +92,9 @@ struct ServerCore : std::enable_shared_from_this<ServerCore> {
                                unsigned version);
   std::optional<Response> refusal(const bhttp::request_header<>& header) const;
   void handle(const Handler& handler, Request request, const Respond& respond);
+  asio::awaitable<void> wait_for_news(tcp::socket& socket, std::shared_ptr<Pending> pending);
+  asio::awaitable<bool> answer_stream(beast::tcp_stream& stream, std::shared_ptr<Pending> pending,
+                                      bool keep_alive, unsigned version);
 
   ServerOptions options;
   std::map<std::string, std::map<std::string, Handler>> routes;  // path -> method -> handler
@@ -84,23 +109,62 @@ struct Respond::Slot {
   Slot(std::shared_ptr<ServerCore> server, std::shared_ptr<Pending> waiting)
       : core(std::move(server)), pending(std::move(waiting)) {}
   Slot(const Slot&) = delete;
-  ~Slot() { give(error_response(500, "the request was dropped without an answer")); }
+  ~Slot() {
+    if (streams) {
+      tell([](Pending& p) { p.cut = !p.ended; });
+    } else {
+      give(error_response(500, "the request was dropped without an answer"));
+    }
+  }
 
   void give(Response response) {
     if (given.exchange(true)) return;
     ++core->unsent;
-    asio::post(core->io, [waiting = pending, answer = std::move(response)]() mutable {
+    asio::post(core->io, [server = core.get(), waiting = pending,
+                          answer = std::move(response)]() mutable {
+      if (waiting->closed) --server->unsent;
       waiting->response = std::move(answer);
+      waiting->ready.cancel();
+    });
+  }
+
+  // Changes the pending answer on the server's thread.
+  template <class Change>
+  void tell(Change change) {
+    asio::post(core->io, [waiting = pending, change = std::move(change)]() mutable {
+      change(*waiting);
       waiting->ready.cancel();
     });
   }
 
   std::shared_ptr<ServerCore> core;  // before `pending`: a timer must not outlive its context
   std::shared_ptr<Pending> pending;
-  std::atomic<bool> given{false};
+  std::atomic<bool> given{false};    // an answer, or a stream's first part
+  std::atomic<bool> streams{false};  // it is a stream
 };
 
 void Respond::operator()(Response response) const { slot_->give(std::move(response)); }
+
+void Respond::write(std::string part, const char* content_type) const {
+  if (!slot_->given.exchange(true)) slot_->streams = true;
+  if (!slot_->streams) return;
+  slot_->tell([part = std::move(part), type = std::string(content_type)](Pending& p) mutable {
+    if (p.ended) return;
+    if (p.stream_type.empty()) p.stream_type = std::move(type);
+    if (!part.empty()) p.parts.push_back(std::move(part));
+  });
+}
+
+void Respond::end() const {
+  if (slot_->streams) slot_->tell([](Pending& p) { p.ended = true; });
+}
+
+void Respond::on_gone(std::function<void()> act) const {
+  slot_->tell([act = std::move(act)](Pending& p) {
+    if (p.gone) return act();
+    if (!p.closed) p.act_on_gone = act;
+  });
+}
 
 // What a request is refused with before its body is read, or nothing.
 std::optional<Response> ServerCore::refusal(const bhttp::request_header<>& header) const {
@@ -155,6 +219,65 @@ asio::awaitable<bool> ServerCore::answer(beast::tcp_stream& stream, Response res
   stream.expires_after(kBody);
   co_await bhttp::async_write(stream, message, into(error));
   co_return !error && keep_alive;
+}
+
+// Until something of the answer is there or the client has gone.
+asio::awaitable<void> ServerCore::wait_for_news(tcp::socket& socket,
+                                                std::shared_ptr<Pending> pending) {
+  error_code ignored;
+  bool listens = false;
+  while (!pending->has_news()) {
+    if (pending->heard) {
+      pending->heard = listens = false;
+      pending->gone = has_closed(socket);
+      if (pending->gone) co_return;
+      pending->early = true;
+    }
+    if (!listens && !pending->early) {
+      listens = true;
+      socket.async_wait(tcp::socket::wait_read, [pending](const error_code& error) {
+        if (error == asio::error::operation_aborted) return;
+        pending->heard = true;
+        pending->ready.cancel();
+      });
+    }
+    co_await pending->ready.async_wait(into(ignored));
+  }
+  if (listens) socket.cancel(ignored);
+}
+
+// Writes a stream's parts as they come; false if the connection is of no more use.
+asio::awaitable<bool> ServerCore::answer_stream(beast::tcp_stream& stream,
+                                                std::shared_ptr<Pending> pending, bool keep_alive,
+                                                unsigned version) {
+  bhttp::response<bhttp::empty_body> header;
+  header.version(version);
+  header.result(bhttp::status::ok);
+  header.set(bhttp::field::content_type, pending->stream_type);
+  header.set(bhttp::field::cache_control, "no-cache");
+  header.keep_alive(keep_alive);
+  header.chunked(true);
+  bhttp::response_serializer<bhttp::empty_body> serializer(header);
+  error_code error;
+  stream.expires_after(kBody);
+  co_await bhttp::async_write_header(stream, serializer, into(error));
+  while (!error && !pending->gone && !pending->cut) {
+    if (!pending->parts.empty()) {
+      const std::string part = std::move(pending->parts.front());
+      pending->parts.pop_front();
+      stream.expires_after(kBody);
+      co_await asio::async_write(stream, bhttp::make_chunk(asio::buffer(part)), into(error));
+    } else if (pending->ended) {
+      stream.expires_after(kBody);
+      co_await asio::async_write(stream, bhttp::make_chunk_last(), into(error));
+      co_return !error && keep_alive;
+    } else {
+      stream.expires_never();
+      co_await wait_for_news(stream.socket(), pending);
+    }
+  }
+  pending->gone = pending->gone || (error && !pending->ended);
+  co_return false;
 }
 
 asio::awaitable<void> ServerCore::session(tcp::socket socket) {
@@ -214,11 +337,21 @@ asio::awaitable<void> ServerCore::session(tcp::socket socket) {
       handle(handler, std::move(request),
              Respond(std::make_shared<Respond::Slot>(shared_from_this(), pending)));
     }
-    while (!pending->response) {
-      co_await pending->ready.async_wait(into(error));
+    while (!pending->response && pending->stream_type.empty() && !pending->gone) {
+      co_await wait_for_news(stream.socket(), pending);
     }
-    keep = co_await answer(stream, std::move(*pending->response), keep_alive, version);
-    --unsent;
+    if (pending->response) {
+      keep = co_await answer(stream, std::move(*pending->response), keep_alive, version);
+      --unsent;
+    } else if (!pending->gone) {
+      keep = co_await answer_stream(stream, pending, keep_alive, version);
+    }
+    pending->closed = true;
+    if (pending->gone) {
+      keep = false;
+      if (pending->act_on_gone) pending->act_on_gone();
+    }
+    pending->act_on_gone = nullptr;
   }
 
   // Closing with unread bytes would reset the connection and take the answer with it.
@@ -345,6 +478,7 @@ void Server::stop(double grace_seconds) {
   }
   core_->io.stop();
   core_->thread.join();
+  core_->routes.clear();  // what handlers hold ends here, although Responds may keep the core
 }
 
 }  // namespace tandem::http

@@ -1,9 +1,11 @@
 // An HTTP/1.1 server for control calls and batches: routes by exact path, keep-alive, one thread.
 //
 // A handler runs on the server's thread and must not block: it answers at once, or keeps the
-// Respond and lets another thread answer later. Every request is answered exactly once: a Respond
-// that is dropped unanswered answers 500, a second answer is ignored. Requests that fit no route,
-// or whose token is wrong, are refused before their body is read.
+// Respond and lets another thread answer later, whole or as a stream of parts. Every request is
+// answered exactly once: a Respond that is dropped unanswered answers 500, a second answer is
+// ignored, a stream that is dropped before its end cuts the connection. A client that goes away
+// before its answer is noticed. Requests that fit no route, or whose token is wrong, are refused
+// before their body is read.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +24,15 @@ struct ServerCore;  // keeps Boost out of this header
 class Respond {
  public:
   void operator()(Response response) const;
+
+  // In place of one answer: status 200 with the first part, further parts, the end.
+  void write(std::string part, const char* content_type) const;
+  void end() const;
+
+  // Calls `act` on the server's thread if the client's connection ends before the answer (or the
+  // stream's end) is given, also if it has ended already. One function a request. Not called when
+  // the server stops.
+  void on_gone(std::function<void()> act) const;
 
  private:
   friend struct ServerCore;
@@ -61,7 +72,7 @@ class Server {
   int port() const;
 
   // Stops accepting, gives answers already made up to `grace_seconds` to be sent, closes all
-  // connections and joins the thread. Not from a handler.
+  // connections, joins the thread and destroys the handlers. Not from a handler.
   void stop(double grace_seconds = 2.0);
 
  private:

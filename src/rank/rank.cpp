@@ -136,7 +136,10 @@ class RankProcess {
     }
     if (role_.leads_engine())
       leader_ = std::make_unique<EngineWorker>(
-          folder_, engine_arena(), config_.engine, kv_tokens(), [this] { queue_.wake(); }, peers);
+          folder_, engine_arena(), config_.engine, kv_tokens(), [this] { queue_.wake(); }, peers,
+          config_.rollout.rollout_stop.empty()
+              ? nullptr
+              : std::make_shared<Vocabulary>(Vocabulary::load(config_.model.hf_checkpoint)));
     else
       follower_ =
           std::make_unique<EngineFollower>(folder_, engine_arena(), kv_tokens(), engine_group_);

@@ -71,7 +71,8 @@ Weights::Weights(const std::string& folder_path, Element element, Place place)
 }
 
 EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineConfig& config,
-                           std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers)
+                           std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers,
+                           std::shared_ptr<const Vocabulary> vocabulary)
     : arena_(arena),
       model_(folder.config(), arena, peers.group, nullptr),
       pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
@@ -80,6 +81,7 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
       mailbox_(std::move(wake)),
       limits_(limits_of(folder.config(), config, pool_.num_blocks())),
       published_(arena.version()) {
+  limits_.vocabulary = std::move(vocabulary);
   engine_ = std::make_unique<Engine>(
       limits_,
       [this, peers](const StepPlan& plan, std::span<SampledToken> sampled) {

@@ -45,9 +45,10 @@ struct EnginePeers {
 // update has published.
 class EngineWorker {
  public:
-  // kv_tokens: positions of the KV cache over all samples.
+  // kv_tokens: positions of the KV cache over all samples. vocabulary: for texts that end answers.
   EngineWorker(const HfFolder& folder, Arena& arena, const EngineConfig& config,
-               std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers = {});
+               std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers = {},
+               std::shared_ptr<const Vocabulary> vocabulary = {});
 
   Engine& engine() { return *engine_; }
   Mailbox& mailbox() { return mailbox_; }

@@ -268,6 +268,7 @@ TEST(ConfigJson, RoundTripIsExact) {
   expect_round_trip<Config>();
   expect_round_trip<GenerateConfig>();
   expect_round_trip<ScoreConfig>();
+  expect_round_trip<SelftestConfig>();
   expect_round_trip<ServeConfig>();
   Config config = good_config();
   resolve(config, kHost);
@@ -352,7 +353,7 @@ TEST(Docs, HelpIsGroupedAndShowsWhatIsHonoured) {
                            "  --rollout-seed <int>\n", "  --rollout-batch-size <int>\n"}) {
     EXPECT_NE(help.find(part), std::string::npos) << part;
   }
-  EXPECT_EQ(help.find("--rollout-top-p"), std::string::npos) << "refused flags are not offered";
+  EXPECT_EQ(help.find("--custom-generate-function-path"), std::string::npos) << "refused flags are not offered";
 }
 
 // With TANDEM_WRITE_DOCS set the page is written instead: that is how it is made without the cli.

@@ -130,7 +130,7 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
   Config config;
   const Words words = words_of(
       "--hf-checkpoint no/such/model --lr fast --rollout-batch-size 7 --n-samples-per-prompt 8 "
-      "--global-batch-size 256 --rollout-top-p 0.9 --lora-rank 8 --rolout-seed 1 --eps-clip 2 "
+      "--global-batch-size 256 --custom-generate-function-path f.py --lora-rank 8 --rolout-seed 1 --eps-clip 2 "
       "--rollout-temperature 0 --prompt-data no/such.jsonl --rm-type math --label-key label");
   std::string text;
   try {
@@ -139,7 +139,7 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
     text = error.what();
   }
   for (const char* part :
-       {"--lr: found 'fast'", "--global-batch-size: found 256", "--rollout-top-p: 0.9",
+       {"--lr: found 'fast'", "--global-batch-size: found 256", "--custom-generate-function-path: f.py",
         "--lora-rank 8: not built yet", "did you mean --rollout-seed?", "--eps-clip: found 2",
         "--rollout-temperature: found 0", "--rollout-num-gpus: not given", "--num-rollout: neither",
         "--rollout-max-response-len: not given", "'no/such/model' is not a folder",
@@ -165,8 +165,6 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
     const char* accepted;
   };
   const Case cases[] = {
-      {"--rollout-top-p 0.9", "--rollout-top-p 1.0"},
-      {"--rollout-top-k 20", "--rollout-top-k -1"},
       {"--kl-coef 0.1", "--kl-coef 0.0"},
       {"--use-kl-loss", "--no-use-kl-loss"},
       {"--use-tis", "--no-use-tis"},

@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <numeric>
 #include <random>
 #include <set>
+#include <tuple>
 
 #include "base/check.h"
 #include "unit/engine_hash_model.h"
@@ -415,6 +417,99 @@ TEST(Scheduler, AStopTokenInTheLastPlaceIsAStop) {
   EXPECT_EQ(scheduler.take_finished(0)->result.samples[0].finish, FinishReason::stop);
 }
 
+Vocabulary letters() {
+  return Vocabulary::parse(R"({"decoder": {"type": "Fuse"}, "model": {"vocab": {
+      "a": 1, "b": 2, "ab": 3, "bc": 4, "\n": 5, "é": 6, "x": 7, "cab": 8}}})",
+                           "test");
+}
+
+// Texts that end an answer are found wherever tokens are cut, and their tokens stay.
+TEST(Scheduler, StopTextsEndAcrossTokenBorders) {
+  struct Case {
+    const char* name;
+    std::vector<std::string> stop;
+    std::vector<TokenId> tokens;
+    std::size_t length;
+    const char* matched;  // empty: ends by length
+    std::int64_t min_new_tokens = 0;
+    bool ignore_eos = false;
+  };
+  const std::vector<Case> cases = {
+      {"one token", {"x"}, {1, 2, 7, 1, 1}, 3, "x"},
+      {"inside a token", {"a"}, {7, 8, 1, 1, 1}, 2, "a"},
+      {"over two tokens", {"bb"}, {3, 2, 1, 1, 1}, 2, "bb"},
+      {"over three tokens", {"bcab"}, {4, 1, 4, 1, 2}, 5, "bcab"},
+      {"whole characters of several bytes", {"xé"}, {7, 6, 1, 1, 1}, 2, "xé"},
+      {"a newline", {"\n\n"}, {5, 1, 5, 5, 1}, 4, "\n\n"},
+      {"the first of the list", {"b", "ab"}, {7, 3, 1, 1, 1}, 2, "b"},
+      {"not there", {"cc", "é\n"}, {4, 6, 4, 6, 4}, 5, ""},
+      {"in the last place", {"x"}, {1, 1, 1, 1, 7}, 5, "x"},
+      {"too early", {"x"}, {7, 1, 7, 1, 1}, 3, "x", 3},
+      {"the same text later does not count twice", {"ax"}, {1, 7, 1, 1, 1}, 5, "", 3},
+      {"with ignore_eos too", {"x"}, {1, 7, 1, 1, 1}, 2, "x", 0, true},
+  };
+  EngineLimits limits = small_limits();
+  limits.vocabulary = std::make_shared<Vocabulary>(letters());
+  for (const Case& c : cases) {
+    Scheduler scheduler(limits);
+    GenerateRequest request = make_request(4, 1, 5);
+    request.params.stop = c.stop;
+    request.params.min_new_tokens = c.min_new_tokens;
+    request.params.ignore_eos = c.ignore_eos;
+    scheduler.add(request);
+    for (std::size_t i = 0; scheduler.has_work(); ++i) {
+      answer_all(scheduler, scheduler.plan(), c.tokens.at(i));
+    }
+    const auto finished = scheduler.take_finished(0);
+    ASSERT_TRUE(finished) << c.name;
+    const SampleResult& sample = finished->result.samples[0];
+    EXPECT_EQ(sample.output_ids.size(), c.length) << c.name;
+    EXPECT_EQ(sample.log_probs.size(), c.length) << c.name;
+    EXPECT_EQ(sample.matched_text, c.matched) << c.name;
+    EXPECT_EQ(sample.finish, *c.matched ? FinishReason::stop : FinishReason::length) << c.name;
+  }
+}
+
+// What a draw does to the logits depends on the answer so far, also after a preemption.
+TEST(Scheduler, PlansPenaltiesBiasAndForbiddenEnds) {
+  EngineLimits limits = small_limits();
+  limits.eos_token_ids = {90};
+  Scheduler scheduler(limits);
+  GenerateRequest request = make_request(4, 2, 6);
+  request.params.frequency_penalty = 0.5;
+  request.params.presence_penalty = 0.25;
+  request.params.repetition_penalty = 1.5;
+  request.params.logit_bias = {{3, 2.0}};
+  request.params.stop_token_ids = {91, 1000};
+  request.params.min_new_tokens = 2;
+  request.params.top_k = 100;  // the whole vocabulary
+  scheduler.add(request);
+  using Changes = std::vector<std::tuple<TokenId, float, float, float>>;
+  const float never = -std::numeric_limits<float>::infinity();
+  const auto changes_of = [](const StepPlan& plan, std::size_t draw) {
+    Changes changes;
+    for (std::int64_t i = 0; i < plan.draws[draw].num_changes; ++i) {
+      const LogitChange& c = plan.changes[plan.draws[draw].changes_begin + i];
+      changes.emplace_back(c.id, c.subtract, c.scale, c.add);
+    }
+    return changes;
+  };
+  const StepPlan& first = scheduler.plan();
+  EXPECT_FALSE(first.draws[0].truncates());
+  const Changes wanted_first = {{3, 0, 1, 2}, {90, 0, 1, never}, {91, 0, 1, never}};
+  EXPECT_EQ(changes_of(first, 0), wanted_first);
+  EXPECT_EQ(changes_of(first, 1), wanted_first);
+  answer_all(scheduler, first, 40, 0, 1);  // 40 and 41
+  answer_all(scheduler, scheduler.plan(), 40);
+  scheduler.retract_all();
+  const StepPlan& third = scheduler.plan();
+  EXPECT_EQ(changes_of(third, 0), (Changes{{40, 1.25f, 1.5f, 0}, {3, 0, 1, 2}}));
+  EXPECT_EQ(changes_of(third, 1),
+            (Changes{{41, 0.75f, 1.5f, 0}, {40, 0.75f, 1.5f, 0}, {3, 0, 1, 2}}));
+  answer_all(scheduler, third, 90);
+  EXPECT_EQ(scheduler.take_finished(0)->result.samples[1].matched_stop, 90);
+}
+
 // C33: no room for an answer gives an empty one, and others of the batch do not notice.
 TEST(Scheduler, NoRoomForAnAnswerFinishesByLength) {
   Scheduler scheduler(small_limits());
@@ -458,6 +553,28 @@ TEST(Scheduler, RefusesWhatItCannotServe) {
   outside.prompt[2] = 100;
   GenerateRequest cold = make_request(4, 1, 1);
   cold.params.temperature = -0.5;
+  const auto with = [&](auto change) {
+    GenerateRequest request = make_request(4, 1, 4);
+    change(request.params);
+    return refusal(request);
+  };
+  using P = SamplingParams;
+  const std::vector<std::pair<const char*, std::string>> outside_range = {
+      {"min_new_tokens: 5", with([](P& p) { p.min_new_tokens = 5; })},
+      {"top_p: 0", with([](P& p) { p.top_p = 0; })},
+      {"top_p: 1.5", with([](P& p) { p.top_p = 1.5; })},
+      {"top_k: 0", with([](P& p) { p.top_k = 0; })},
+      {"min_p: -0.1", with([](P& p) { p.min_p = -0.1; })},
+      {"frequency_penalty: 3", with([](P& p) { p.frequency_penalty = 3; })},
+      {"presence_penalty: -3", with([](P& p) { p.presence_penalty = -3; })},
+      {"repetition_penalty: 0", with([](P& p) { p.repetition_penalty = 0; })},
+      {"logit_bias: id 100", with([](P& p) { p.logit_bias = {{100, 1}}; })},
+      {"logit_bias: inf", with([](P& p) { p.logit_bias = {{1, INFINITY}}; })},
+      {"stop: this engine", with([](P& p) { p.stop = {"x"}; })},
+      {"stop: a text of 0", with([](P& p) { p.stop = {""}; })}};
+  for (const auto& [start, text] : outside_range) {
+    EXPECT_TRUE(text.starts_with("sampling_params." + std::string(start))) << start << "\n" << text;
+  }
   EXPECT_TRUE(refusal(make_request(0, 1, 1)).starts_with("input_ids:"));
   EXPECT_TRUE(refusal(make_request(65, 1, 1)).starts_with("input_ids:"));
   EXPECT_TRUE(refusal(outside).starts_with("input_ids: id 100 at position 2"));

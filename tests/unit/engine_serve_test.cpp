@@ -26,6 +26,17 @@ class ServeTest : public ::testing::Test {
     options.model_path = "models/hash";
     options.model_type = "hash";
     options.version = "test";
+    options.text.encode = [this](const std::string& text) {
+      std::unique_lock lock(encode_mutex_);
+      encode_allowed_.wait(lock, [&] { return may_encode_; });
+      TD_CHECK(text != "bad", "text: no token for it");
+      return std::vector<TokenId>(text.begin(), text.end());
+    };
+    options.text.decode = [](std::span<const TokenId> ids, bool) {
+      std::string text;
+      for (const TokenId id : ids) text += static_cast<char>('!' + id % 90);
+      return text;
+    };
     add_engine_routes(server_, mailbox_, std::move(options));
     server_.start();
     compute_ = std::thread([this] {
@@ -52,6 +63,9 @@ class ServeTest : public ::testing::Test {
                           .vocab_size = 100,
                           .eos_token_ids = {9}};
   test::HashModel model_{200, 4, 100};
+  std::mutex encode_mutex_;
+  std::condition_variable encode_allowed_;
+  bool may_encode_ = true;
   std::atomic<bool> slow_{false};
   Mailbox mailbox_;
   Engine engine_{limits_,
@@ -192,8 +206,10 @@ TEST_F(ServeTest, RefusalsSayWhyAndLeaveTheEngineAlone) {
        "sampling_params.max_new_tokens: -1 is negative"},
       {"/generate", R"({"input_ids": [[1], [100]]})", "input_ids: id 100"},
       {"/generate", R"({"input_ids": []})", "input_ids: the prompt is empty"},
-      {"/generate", R"({"input_ids": [1], "sampling_params": {"top_p": 0.5}})",
-       "sampling_params.top_p"},
+      {"/generate", R"({"input_ids": [1], "sampling_params": {"top_p": 0}})",
+       "sampling_params.top_p: 0 found, wanted above 0, at most 1"},
+      {"/generate", R"({"input_ids": [1], "sampling_params": {"stop": "."}})",
+       "sampling_params.stop: this engine does not know the tokens' texts"},
       {"/generate", R"({"input_ids": [1)", "body: not valid JSON"},
       {"/pause_generation", R"({"mode": "nap"})", "mode: 'nap' found"},
       {"/abort_request", R"({})", "rid: empty"},
@@ -214,6 +230,109 @@ TEST_F(ServeTest, RefusalsSayWhyAndLeaveTheEngineAlone) {
   const Json answer = parse_json(empty.body, "answer");
   EXPECT_TRUE(answer["output_ids"].empty());
   EXPECT_EQ(answer["meta_info"]["finish_reason"]["type"], "length");
+}
+
+// A slow tokenizer holds up who asks it, not the server.
+TEST_F(ServeTest, TextIsEncodedOffTheServersThread) {
+  {
+    const std::lock_guard lock(encode_mutex_);
+    may_encode_ = false;
+  }
+  std::vector<std::thread> askers;
+  std::mutex mutex;
+  std::vector<http::Response> answers;
+  for (const char* text : {"AB", "bad"}) {
+    askers.emplace_back([&, text] {
+      http::Client asker(address_);
+      auto response = asker.post("/generate",
+                                 fmt::format(R"({{"text": "{}", "sampling_params": )"
+                                             R"({{"max_new_tokens": 3, "ignore_eos": true}}}})",
+                                             text),
+                                 "application/json", soon());
+      const std::lock_guard lock(mutex);
+      answers.push_back(std::move(response));
+    });
+  }
+  http::Client client(address_);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(client.get("/health", soon()).status, 200);
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(answers.empty());
+  }
+  {
+    const std::lock_guard lock(encode_mutex_);
+    may_encode_ = true;
+  }
+  encode_allowed_.notify_all();
+  for (std::thread& asker : askers) asker.join();
+  if (answers[0].status != 200) std::swap(answers[0], answers[1]);
+  ASSERT_EQ(answers[0].status, 200);
+  const Json answer = parse_json(answers[0].body, "answer");
+  EXPECT_EQ(answer["meta_info"]["prompt_tokens"], 2);
+  EXPECT_EQ(answer["text"].get<std::string>().size(), 3u);
+  EXPECT_EQ(answers[1].status, 400);
+  EXPECT_EQ(http::error_message(answers[1]), "text: no token for it");
+}
+
+TEST_F(ServeTest, AClientThatGoesAwayFreesItsBlocks) {
+  slow_ = true;
+  {
+    http::Fetcher fetcher;  // its end closes the connections
+    EngineClient client(address_, fetcher);
+    for (std::uint64_t id = 0; id < 3; ++id) {
+      PromptGroup group = make_group(id, 2, 100);
+      group.params.ignore_eos = true;
+      client.generate(group, soon(), [](const GroupResult&) {});
+    }
+    while (mailbox_.stats().running < 6) std::this_thread::yield();
+  }
+  const Deadline deadline = soon();
+  while (mailbox_.stats().running > 0 && !deadline.expired()) std::this_thread::yield();
+  const EngineStats stats = mailbox_.stats();
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.free_blocks, stats.total_blocks);
+  EXPECT_LT(stats.tokens_sampled, 6 * 100) << "they ended before their length";
+}
+
+TEST_F(ServeTest, StreamsWhatItAnswers) {
+  http::Client client(address_);
+  const std::string ask = R"({"input_ids": [1, 2, 3], "return_logprob": true, "sample_id": 7,
+      "sampling_params": {"n": 2, "max_new_tokens": 6, "sampling_seed": 5, "ignore_eos": true})";
+  const Json whole = parse_json(client.call("/generate", ask + "}", soon()), "answer");
+  const std::string body = client.call("/generate", ask + R"(, "stream": true})", soon());
+  std::vector<Json> events;
+  bool done = false;
+  for (std::size_t at = 0; at < body.size();) {
+    const std::size_t end = body.find("\n\n", at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string event = body.substr(at, end - at);
+    at = end + 2;
+    ASSERT_TRUE(event.starts_with("data: ")) << event;
+    ASSERT_FALSE(done);
+    done = event == "data: [DONE]";
+    if (!done) events.push_back(parse_json(event.substr(6), "event"));
+  }
+  EXPECT_TRUE(done);
+  ASSERT_EQ(events.size(), 2u * (6 + 1));
+  std::size_t length[2] = {0, 0};
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const auto index = events[i]["index"].get<std::size_t>();
+    const Json& final_answer = whole[index];
+    const Json& meta = events[i]["meta_info"];
+    if (i < 12) {
+      EXPECT_EQ(events[i]["output_ids"].size(), ++length[index]);
+      EXPECT_TRUE(meta["finish_reason"].is_null());
+    } else {
+      EXPECT_EQ(events[i]["text"], final_answer["text"]);
+      EXPECT_EQ(meta["finish_reason"]["type"], "length");
+    }
+    for (std::size_t t = 0; t < length[index]; ++t) {
+      EXPECT_EQ(events[i]["output_ids"][t], final_answer["output_ids"][t]);
+      EXPECT_EQ(meta["output_token_logprobs"][t], final_answer["meta_info"]["output_token_logprobs"][t]);
+    }
+  }
+  EXPECT_EQ(client.post("/generate", R"({"input_ids": [], "stream": true})", "application/json",
+                        soon()).status, 400);
 }
 
 TEST_F(ServeTest, SaysWhatItIs) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <random>
@@ -91,12 +92,42 @@ TEST(Wire, SampleIdsAreNeverUsedTwiceUnlessASeedAsksForIt) {
 TEST(Wire, AcceptsDefaultsOfWhatIsNotBuilt) {
   EXPECT_EQ(refusal(R"({"input_ids": [1], "stream": false, "lora_path": null, "image_data": [],
       "return_routed_experts": false, "logprob_start_len": -1, "priority": 3,
-      "sampling_params": {"top_p": 1, "top_k": -1, "min_p": 0, "frequency_penalty": 0.0,
-        "presence_penalty": 0, "repetition_penalty": 1.0, "min_new_tokens": 0, "stop": null,
-        "stop_regex": null, "json_schema": null, "regex": null, "logit_bias": null,
-        "skip_special_tokens": false, "spaces_between_special_tokens": true,
-        "no_stop_trim": true}})"),
+      "sampling_params": {"stop": null, "stop_regex": null, "json_schema": null, "regex": null,
+        "logit_bias": null, "spaces_between_special_tokens": true}})"),
             "");
+}
+
+TEST(Wire, ReadsAllOfSampling) {
+  const GenerateCall call = parse(R"({"input_ids": [1], "sampling_params": {
+      "min_new_tokens": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "frequency_penalty": 0.5,
+      "presence_penalty": -0.25, "repetition_penalty": 1.1, "logit_bias": {"7": -1.5, "12": 2},
+      "stop": ["\n\n", "é"], "skip_special_tokens": false, "no_stop_trim": true}})");
+  const SamplingParams& params = call.requests[0].params;
+  EXPECT_EQ(params.min_new_tokens, 3);
+  EXPECT_EQ(params.top_p, 0.9);
+  EXPECT_EQ(params.top_k, 20);
+  EXPECT_EQ(params.min_p, 0.05);
+  EXPECT_EQ(params.frequency_penalty, 0.5);
+  EXPECT_EQ(params.presence_penalty, -0.25);
+  EXPECT_EQ(params.repetition_penalty, 1.1);
+  auto bias = params.logit_bias;
+  std::sort(bias.begin(), bias.end());
+  EXPECT_EQ(bias, (std::vector<std::pair<TokenId, double>>{{7, -1.5}, {12, 2.0}}));
+  EXPECT_EQ(params.stop, (std::vector<std::string>{"\n\n", "é"}));
+  EXPECT_FALSE(call.skip_special_tokens);
+  EXPECT_TRUE(call.no_stop_trim);
+  // What the client sends is what the engine reads.
+  const Json body = parse_json(dump_json(generate_body(call.requests[0])), "body");
+  RequestNames names;
+  const SamplingParams again = parse_generate(body, {}, names).requests[0].params;
+  EXPECT_EQ(again.logit_bias.size(), 2u);
+  EXPECT_EQ(again.stop, params.stop);
+  EXPECT_EQ(again.top_p, params.top_p);
+  EXPECT_EQ(again.presence_penalty, params.presence_penalty);
+  EXPECT_EQ(parse(R"({"input_ids": [1], "sampling_params": {"stop": "x", "top_k": 1073741824}})")
+                .requests[0]
+                .params.stop,
+            std::vector<std::string>{"x"});
 }
 
 TEST(Wire, RefusesByName) {
@@ -113,17 +144,17 @@ TEST(Wire, RefusesByName) {
       {R"({"input_ids": [1.5]})", "input_ids: found 1.5"},
       {R"({"input_ids": [1, [2]]})", "input_ids: found [2]"},
       {R"({"input_ids": [3000000000]})", "input_ids: found 3000000000"},
-      {R"({"input_ids": [1], "stream": true})", "stream: true found"},
+      {R"({"input_ids": [1], "stream": 1})", "body: stream: found 1"},
       {R"({"input_ids": [1], "lora_path": "x"})", "lora_path:"},
       {R"({"input_ids": [1], "logprob_start_len": 0})", "logprob_start_len: 0"},
       {R"({"input_ids": [1], "max_new_tokens": 4})", "max_new_tokens: unknown field"},
-      {R"({"input_ids": [1], "sampling_params": {"top_p": 0.9}})", "sampling_params.top_p: 0.9"},
-      {R"({"input_ids": [1], "sampling_params": {"top_k": 5}})", "sampling_params.top_k: 5"},
-      {R"({"input_ids": [1], "sampling_params": {"min_p": 0.1}})", "sampling_params.min_p: 0.1"},
-      {R"({"input_ids": [1], "sampling_params": {"stop": ["."]}})",
-       "sampling_params.stop: [\".\"]"},
-      {R"({"input_ids": [1], "sampling_params": {"repetition_penalty": 1.1}})",
-       "sampling_params.repetition_penalty:"},
+      {R"({"input_ids": [1], "top_logprobs_num": 2})", "top_logprobs_num: 2"},
+      {R"({"input_ids": [1], "sampling_params": {"top_k": 1.5}})", "sampling_params.top_k: found"},
+      {R"({"input_ids": [1], "sampling_params": {"stop": [1]}})", "sampling_params.stop: found 1"},
+      {R"({"input_ids": [1], "sampling_params": {"logit_bias": {"x": 1}}})",
+       "sampling_params.logit_bias: key 'x'"},
+      {R"({"input_ids": [1], "sampling_params": {"stop_regex": "a*"}})",
+       "sampling_params.stop_regex:"},
       {R"({"input_ids": [1], "sampling_params": {"json_schema": "{}"}})",
        "sampling_params.json_schema:"},
       {R"({"input_ids": [1], "sampling_params": {"regex": "a*"}})", "sampling_params.regex:"},
@@ -221,6 +252,52 @@ TEST(Wire, AnswerArrivesBitForBit) {
     EXPECT_EQ(samples[i].finish, result.samples[i].finish);
   }
   EXPECT_EQ(samples[0].matched_stop, 4);
+}
+
+// C32: what ended an answer leaves its text, never its ids or log-probabilities.
+TEST(Wire, TrimsTheStopFromTheTextAlone) {
+  TextHooks hooks;
+  hooks.decode = [](std::span<const TokenId> ids, bool) {
+    std::string text;
+    for (const TokenId id : ids) text += static_cast<char>('a' + id);
+    return text;
+  };
+  struct Case {
+    const char* name;
+    TokenId stop_id;
+    const char* stop_text;
+    bool keep;
+    const char* text;
+    Json matched;
+  };
+  const std::vector<Case> cases = {
+      {"a token", 3, "", false, "abc", 3},
+      {"a token, kept", 3, "", true, "abcd", 3},
+      {"a text", -1, "bc", false, "a", "bc"},
+      {"a text, kept", -1, "bc", true, "abcd", "bc"},
+  };
+  for (const Case& c : cases) {
+    GenerateCall call;
+    call.requests.resize(1);
+    call.return_logprob = true;
+    call.no_stop_trim = c.keep;
+    GenerateResult result;
+    result.samples.push_back({.output_ids = {0, 1, 2, 3},
+                              .log_probs = {-1, -2, -3, -4},
+                              .versions = {0, 0, 0, 0},
+                              .finish = FinishReason::stop,
+                              .matched_stop = c.stop_id,
+                              .matched_text = c.stop_text});
+    const Json answer = generate_answer(call, {&result, 1}, hooks);
+    EXPECT_EQ(answer["text"], c.text) << c.name;
+    EXPECT_EQ(answer["output_ids"].size(), 4u) << c.name;
+    EXPECT_EQ(answer["meta_info"]["output_token_logprobs"].size(), 4u) << c.name;
+    EXPECT_EQ(answer["meta_info"]["completion_tokens"], 4) << c.name;
+    EXPECT_EQ(answer["meta_info"]["finish_reason"]["matched"], c.matched) << c.name;
+    const auto samples = parse_generate_answer(answer, 1, "test");
+    EXPECT_EQ(samples[0].matched_text, c.stop_text) << c.name;
+    EXPECT_EQ(samples[0].matched_stop, c.stop_id) << c.name;
+  }
 }
 
 TEST(Wire, RefusesAnswersThatDoNotAddUp) {

@@ -103,6 +103,116 @@ TEST(Http, CarriesMethodPathQueryAndBody) {
             "POST /echo? " + big);
 }
 
+// A stream arrives part by part over one kept connection; a dropped one cuts it.
+TEST(Http, StreamsPartsAndTheirEnd) {
+  Server server({});
+  std::optional<Respond> held;
+  std::mutex mutex;
+  std::condition_variable came;
+  server.route("GET", "/stream", [&](const Request&, const Respond& respond) {
+    const std::lock_guard lock(mutex);
+    held = respond;
+    came.notify_all();
+  });
+  server.route("POST", "/echo", echo);
+  server.start();
+  const Fd fd = dial(server.port());
+  const auto ask = [&] {
+    write_bytes(fd.get(), "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n", soon());
+    std::unique_lock lock(mutex);
+    came.wait_for(lock, std::chrono::seconds(20), [&] { return held.has_value(); });
+    Respond respond = *held;
+    held.reset();
+    return respond;
+  };
+  const auto read_to = [&](const std::string& wanted) {
+    std::string line, all;
+    while (line != wanted && read_line(fd.get(), line, 1000, soon()) == PipeState::ok) {
+      all += line + "\n";
+    }
+    return all;
+  };
+  {
+    const Respond respond = ask();
+    respond.write("one", "text/event-stream");
+    const std::string header = read_to("\r");
+    EXPECT_NE(header.find("HTTP/1.1 200 OK"), std::string::npos);
+    EXPECT_NE(header.find("text/event-stream"), std::string::npos);
+    EXPECT_NE(header.find("chunked"), std::string::npos);
+    EXPECT_EQ(read_to("one\r"), "3\r\none\r\n") << "before the stream has ended";
+    respond({200, "too late"});
+    respond.write("", "ignored");
+    respond.write("two\nlines", "ignored");
+    respond.end();
+    respond.write("after the end", "ignored");
+    EXPECT_EQ(read_to("lines\r"), "9\r\ntwo\nlines\r\n");
+    EXPECT_EQ(read_to("\r"), "0\r\n\r\n");
+  }
+  write_bytes(fd.get(), "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi", soon());
+  EXPECT_EQ(status_line(fd), "HTTP/1.1 200 OK\r") << "the connection serves on";
+  read_to("\r");
+  std::string line(14, ' ');
+  for (char& c : line) ASSERT_EQ(::recv(fd.get(), &c, 1, 0), 1);
+  ask().write("only", "text/plain");
+  EXPECT_EQ(status_line(fd), "HTTP/1.1 200 OK\r");
+  read_to("only\r");
+  EXPECT_NE(read_line(fd.get(), line, 1000, soon()), PipeState::ok) << "no end: the socket closes";
+}
+
+TEST(Http, NoticesAClientThatGoesAway) {
+  Server server({});
+  std::vector<Respond> held;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int gone = 0;
+  server.route("POST", "/wait", [&](const Request& request, const Respond& respond) {
+    const std::lock_guard lock(mutex);
+    respond.on_gone([&] {
+      const std::lock_guard again(mutex);
+      ++gone;
+      changed.notify_all();
+    });
+    if (request.body == "stream") respond.write("part", "text/plain");
+    held.push_back(respond);
+    changed.notify_all();
+  });
+  server.start();
+  const auto wait_for = [&](const auto& ready) {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), ready));
+  };
+  const auto post = [&](const Fd& fd, const std::string& body) {
+    write_bytes(fd.get(),
+                fmt::format("POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{}",
+                            body.size(), body),
+                soon());
+  };
+  for (const char* body : {"whole", "stream"}) {
+    const int before = gone;
+    const std::size_t had = held.size();
+    {
+      const Fd fd = dial(server.port());
+      post(fd, body);
+      wait_for([&] { return held.size() == had + 1; });
+    }
+    wait_for([&] { return gone == before + 1; });
+  }
+  // Also who registers after the client has gone is told; who was answered is not.
+  held[0].on_gone([&] {
+    const std::lock_guard lock(mutex);
+    ++gone;
+    changed.notify_all();
+  });
+  wait_for([&] { return gone == 3; });
+  const Fd fd = dial(server.port());
+  post(fd, "answered");
+  wait_for([&] { return held.size() == 3; });
+  held[2]({200, "done"});
+  EXPECT_EQ(status_line(fd), "HTTP/1.1 200 OK\r");
+  server.stop();
+  EXPECT_EQ(gone, 3);
+}
+
 TEST(Http, KeepsAConnectionForManyRequests) {
   Server server({});
   server.route("POST", "/echo", echo);

@@ -1,12 +1,47 @@
 #!/usr/bin/env bash
-# The longer proofs: the demo's 40 steps with three seeds. Each must end with at least 0.75 right
-# answers to the held-out pairs, its trainer and engine agreeing exactly at every step. The figures go
-# to bench/results/, with the date. About 20 minutes on two cores.
+# The longer proofs; their figures go to bench/results/, with the date.
 #
-#   scripts/soak.sh [SEED...]
+# Without a word both parts run, about two hours on two cores:
+#   scripts/soak.sh demo [SEED...]       the demo's 40 steps with three seeds: each must end with at least
+#                                        0.75 right answers to the held-out pairs, its trainer and engine
+#                                        agreeing exactly at every step; about 20 minutes
+#   scripts/soak.sh exactness [TOKENS]   trainer = engine bit for bit over 10^6 tokens of the demo model,
+#                                        in every way that `tandem selftest` knows
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+part=${1:-all}
+[ $# -eq 0 ] || shift
+case $part in
+all | demo | exactness) ;;
+*)
+  note "soak: '$part' found, wanted demo or exactness" >&2
+  exit 2
+  ;;
+esac
+
 scripts/setup.sh
+
+if [ "$part" != demo ]; then
+  say "Exactness"
+  results=bench/results/exactness-$(date +%F).md
+  mkdir -p bench/results
+  {
+    printf '# Trainer = engine on SmolLM2-135M-Instruct, %s\n\n' "$(date +%F)"
+    printf '%s\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)"
+  } >"$results"
+  failed=()
+  for dtype in bfloat16 float32; do
+    printf '\n## %s\n\n' "$dtype" >>"$results"
+    build/tandem selftest --hf-checkpoint models/SmolLM2-135M-Instruct --dtype "$dtype" \
+      --tokens "$((${1:-1000000} / 2))" | tee -a "$results" || failed+=("$dtype")
+  done
+  if [ ${#failed[@]} -gt 0 ]; then
+    note "soak: bits differ in ${failed[*]}, see $results" >&2
+    exit 1
+  fi
+  [ "$part" = all ] || exit 0
+fi
+
 seeds=("$@")
 [ ${#seeds[@]} -gt 0 ] || seeds=(1234 1 2)
 mkdir -p bench/results

@@ -65,8 +65,7 @@ int command_generate(const std::vector<std::string>& words) {
                   compute_place(config.compute.device));
   EngineWorker worker(
       weights.folder, weights.arena, config.engine,
-      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {},
-      {},
+      kv_tokens(config.engine, static_cast<std::int64_t>(longest) + config.max_new_tokens), {}, {},
       config.stop.empty()
           ? nullptr
           : std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint)));
@@ -94,9 +93,9 @@ int command_generate(const std::vector<std::string>& words) {
       TD_CHECK(texts[j].ok(), "answer {} of prompt {}: {}", j + 1, i + 1, texts[j].error);
       tokens += static_cast<std::int64_t>(ids[j].size());
       const SampleResult& s = results[i].samples[j];
-      const std::string text =
-          s.matched_text.empty() ? texts[j].text
-                                 : texts[j].text.substr(0, texts[j].text.find(s.matched_text));
+      const std::string text = s.matched_text.empty()
+                                   ? texts[j].text
+                                   : texts[j].text.substr(0, texts[j].text.find(s.matched_text));
       fmt::print("{}\n",
                  dump_json(OrderedJson{
                      {"prompt", prompts[i].text},
@@ -126,9 +125,10 @@ int command_serve(const std::vector<std::string>& words) {
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
   tokenizer.info();  // starts the helper now, not inside the first request
   ComputeQueue queue;
-  EngineWorker worker(weights.folder, weights.arena, config.engine, kv_tokens(config.engine, 1024),
-                      [&queue] { queue.wake(); }, {},
-                      std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint)));
+  EngineWorker worker(
+      weights.folder, weights.arena, config.engine, kv_tokens(config.engine, 1024),
+      [&queue] { queue.wake(); }, {},
+      std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint)));
   // Both are called on one thread (engine/generate_route.h).
   const TextHooks text{.encode =
                            [&](const std::string& prompt) {

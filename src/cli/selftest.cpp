@@ -1,10 +1,10 @@
-// `tandem selftest`: one line for each way in which the engine or the trainer ran the same tokens, with
-// how many were compared and how many differ in a bit. Exit code 1 if any does.
+// `tandem selftest`: one line for each way in which the engine or the trainer ran the same tokens,
+// with how many were compared and how many differ in a bit. Exit code 1 if any does.
+#include "rank/selftest.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/usage.h"
 #include "config/resolve.h"
-#include "rank/selftest.h"
 #include "rank/worker.h"
 
 namespace tandem {

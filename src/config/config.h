@@ -107,6 +107,7 @@ struct RolloutConfig {
   std::vector<std::string> rollout_stop;
   std::vector<std::int64_t> rollout_stop_token_ids;  // beside the model's own EOS list
   bool rollout_skip_special_tokens = true;
+  bool mask_truncated_samples = false;
   std::optional<std::int64_t> over_sampling_batch_size;
   std::string dynamic_sampling_filter_path;
   std::string custom_generate_function_path;
@@ -192,9 +193,9 @@ struct EvaluateConfig {
   std::optional<std::int64_t> eval_interval;  // in rollouts
   std::vector<std::string> eval_prompt_data;  // name path name path ...
   std::int64_t n_samples_per_eval_prompt = 1;
-  std::optional<double> eval_temperature;  // after resolve(): set
-  std::optional<double> eval_top_p;        // after resolve(): set
-  std::optional<std::int64_t> eval_top_k;  // after resolve(): set
+  std::optional<double> eval_temperature;             // after resolve(): set
+  std::optional<double> eval_top_p;                   // after resolve(): set
+  std::optional<std::int64_t> eval_top_k;             // after resolve(): set
   std::optional<std::int64_t> eval_max_response_len;  // after resolve(): set
   std::optional<std::int64_t> eval_max_prompt_len;
   std::string eval_input_key;  // after resolve(): set

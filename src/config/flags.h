@@ -221,6 +221,9 @@ inline constexpr auto table<RolloutConfig> = std::tuple{
           &RolloutConfig::rollout_skip_special_tokens,
           "Leave special tokens out of the answer's text, which rewards see.",
           {.miles = "false"}},
+    Field{"mask_truncated_samples", &RolloutConfig::mask_truncated_samples,
+          "Do not train on answers that were cut at the length limit; in their group's statistics "
+          "their rewards count."},
     Field{"over_sampling_batch_size",
           &RolloutConfig::over_sampling_batch_size,
           "Prompts fetched at a time when groups are filtered.",

@@ -163,8 +163,9 @@ void check_algorithm(const Config& config, Faults& faults) {
         "--rollout-top-k: found 1, which is greedy: answers to one prompt are all the same, so a "
         "group teaches nothing; give 2 or more, or leave it out");
   }
-  for (const auto& [flag, k] : {std::pair("--rollout-top-k", config.rollout.rollout_top_k),
-                                std::pair("--eval-top-k", config.evaluate.eval_top_k.value_or(-1))}) {
+  for (const auto& [flag, k] :
+       {std::pair("--rollout-top-k", config.rollout.rollout_top_k),
+        std::pair("--eval-top-k", config.evaluate.eval_top_k.value_or(-1))}) {
     if (k == 0) add(faults, "{}: found 0, wanted -1 (all tokens) or at least 1", flag);
   }
   for (const std::string& text : config.rollout.rollout_stop) {

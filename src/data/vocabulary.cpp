@@ -49,9 +49,10 @@ void read_decoder(const Json& json, const std::string& where, Decoder& decoder) 
       read_decoder(part, where, decoder);
     }
   } else {
-    throw Error(fmt::format("{}: '{}' found; known are ByteLevel, ByteFallback, Fuse, Metaspace, "
-                            "Replace, Strip and a Sequence of them",
-                            where, type));
+    throw Error(
+        fmt::format("{}: '{}' found; known are ByteLevel, ByteFallback, Fuse, Metaspace, "
+                    "Replace, Strip and a Sequence of them",
+                    where, type));
   }
 }
 

@@ -1,11 +1,13 @@
-// The bytes that each token id stands for, read from a folder's tokenizer.json. Where text is needed
-// token by token (texts that end an answer, streams) this takes the place of the Python tokenizer.
+// The bytes that each token id stands for, read from a folder's tokenizer.json. Where text is
+// needed token by token (texts that end an answer, streams) this takes the place of the Python
+// tokenizer.
 //
-// A token's bytes need not be whole characters; only their sequence is UTF-8. They follow the file's
-// decoder: ByteLevel (each character of a token names a byte), or Replace, ByteFallback, Fuse, Strip
-// and Metaspace in the SentencePiece manner. Invariant: joined, the bytes of a sequence's ids are
-// what the tokenizers library decodes with special tokens kept, where that is valid UTF-8; a space
-// that such a decoder strips from the very beginning is the only difference (strips_first_space).
+// A token's bytes need not be whole characters; only their sequence is UTF-8. They follow the
+// file's decoder: ByteLevel (each character of a token names a byte), or Replace, ByteFallback,
+// Fuse, Strip and Metaspace in the SentencePiece manner. Invariant: joined, the bytes of a
+// sequence's ids are what the tokenizers library decodes with special tokens kept, where that is
+// valid UTF-8; a space that such a decoder strips from the very beginning is the only difference
+// (strips_first_space).
 #pragma once
 
 #include <cstdint>

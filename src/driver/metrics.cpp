@@ -53,11 +53,13 @@ const Declarations& train_declarations() {
 
 namespace {
 
+// Of the tokens that are trained, as Miles counts them.
 void add_lengths(Row& row, const std::string& prefix, std::span<const Sample> samples) {
   std::vector<double> lengths;
   double sum = 0;
   for (const Sample& s : samples) {
-    lengths.push_back(static_cast<double>(s.response_length));
+    lengths.push_back(
+        static_cast<double>(std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1})));
     sum += lengths.back();
   }
   if (lengths.empty()) return;

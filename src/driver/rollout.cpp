@@ -45,6 +45,12 @@ SamplingParams evaluation_sampling(const Config& config) {
   return params;
 }
 
+void mask_truncated_samples(std::vector<Sample>& samples) {
+  for (Sample& s : samples) {
+    if (s.status == SampleStatus::truncated) std::ranges::fill(s.loss_mask, std::uint8_t{0});
+  }
+}
+
 std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
                                            const std::vector<RolloutItem>& items,
                                            const RolloutSetup& setup) {
@@ -116,6 +122,7 @@ std::vector<Sample> RolloutMaker::run(const std::vector<Prompt>& prompts,
                                       const RolloutSetup& setup) {
   auto samples = generate(prompts, items, setup);
   reward(prompts, items, setup, samples);
+  if (setup.mask_truncated) mask_truncated_samples(samples);
   progress_.end();
   return samples;
 }

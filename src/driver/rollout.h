@@ -27,6 +27,7 @@ struct RolloutSetup {
   std::int64_t samples_per_prompt = 1;
   SamplingParams params;
   bool skip_special_tokens = true;  // in the text of an answer
+  bool mask_truncated = false;
   RewardRule rule;
   std::int64_t max_context = 0;  // tokens of prompt and answer; 0: no limit but the model's
   double timeout_seconds = 1800;
@@ -35,6 +36,9 @@ struct RolloutSetup {
 // How training and evaluation sample.
 SamplingParams rollout_sampling(const Config& config);
 SamplingParams evaluation_sampling(const Config& config);
+
+// Sets the loss mask of truncated samples to 0; rewards stay.
+void mask_truncated_samples(std::vector<Sample>& samples);
 
 class RolloutMaker {
  public:

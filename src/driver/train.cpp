@@ -181,6 +181,7 @@ void TrainLoop::step(std::int64_t id) {
                      .samples_per_prompt = config_.rollout.n_samples_per_prompt,
                      .params = rollout_sampling(config_),
                      .skip_special_tokens = config_.rollout.rollout_skip_special_tokens,
+                     .mask_truncated = config_.rollout.mask_truncated_samples,
                      .rule = rule_,
                      .max_context = config_.rollout.rollout_max_context_len.value_or(0),
                      .timeout_seconds = config_.engine.request_timeout_seconds};

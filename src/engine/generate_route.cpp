@@ -10,16 +10,6 @@ constexpr const char* kEvents = "text/event-stream";
 
 std::string event(const Json& json) { return "data: " + dump_json(json) + "\n\n"; }
 
-// Runs what may refuse; its Error becomes the answer.
-template <class Act>
-void answer_errors(const http::Respond& respond, int status, Act act) {
-  try {
-    act();
-  } catch (const Error& e) {
-    respond(http::error_response(status, e.what()));
-  }
-}
-
 }  // namespace
 
 // One HTTP request of several prompts. After start() only the thread `texts_` touches it.
@@ -45,18 +35,17 @@ void GenerateRoute::serve(const http::Request& request, const http::Respond& res
     return start(body, respond);
   }
   texts_.post([this, respond, body = std::move(body)] {
-    answer_errors(respond, 400, [&] { start(body, respond); });
+    http::guarded(respond, [&] { start(body, respond); });
   });
 }
 
 void GenerateRoute::start(const Json& body, const http::Respond& respond) {
-  auto pending =
-      std::make_shared<Pending>(Pending{.call = parse_generate(body, text_, names_),
-                                        .respond = respond,
-                                        .results = {},
-                                        .missing = 0,
-                                        .so_far = {},
-                                        .bytes = {}});
+  auto pending = std::make_shared<Pending>(Pending{.call = parse_generate(body, text_, names_),
+                                                   .respond = respond,
+                                                   .results = {},
+                                                   .missing = 0,
+                                                   .so_far = {},
+                                                   .bytes = {}});
   // All are checked before any is posted: a batch is refused whole.
   const std::vector<GenerateRequest>& requests = pending->call.requests;
   for (const GenerateRequest& item : requests) check_request(item, limits_);
@@ -100,8 +89,7 @@ void GenerateRoute::finish(const std::shared_ptr<Pending>& pending, std::size_t 
   const http::Respond& respond = pending->respond;
   pending->results[i] = std::move(result);
   const bool last = --pending->missing == 0;
-  // An answer that cannot be decoded is that request's fault alone.
-  answer_errors(respond, 500, [&] {
+  try {
     if (pending->call.stream) {
       const GenerateResult& done = pending->results[i];
       for (std::size_t s = 0; s < done.samples.size(); ++s) {
@@ -113,7 +101,9 @@ void GenerateRoute::finish(const std::shared_ptr<Pending>& pending, std::size_t 
     } else if (last) {
       respond({.body = dump_json(generate_answer(pending->call, pending->results, text_))});
     }
-  });
+  } catch (const Error& e) {  // an answer that cannot be decoded ends that request alone
+    respond(http::error_response(500, e.what()));
+  }
 }
 
 void GenerateRoute::show_token(Pending& pending, std::size_t i, std::int64_t index, TokenId token,

@@ -77,6 +77,7 @@ bool KvCache::remember(BlockTable& table, std::int64_t index, std::span<const To
     prefixes_.insert(table[index], parent, tokens);
     return true;
   }
+  if (known == table[index]) return true;  // a sample that shares it was first
   if (!replace) return false;
   if (references_[known]++ == 0) prefixes_.revive(known);
   drop(table[index]);

@@ -56,8 +56,8 @@ struct ProbeCommand {
   ControlReply reply;
 };
 
-using Command = std::variant<GenerateCommand, CancelCommand, AbortCommand, PauseCommand, ContinueCommand,
-                             FlushCommand, ProbeCommand>;
+using Command = std::variant<GenerateCommand, CancelCommand, AbortCommand, PauseCommand,
+                             ContinueCommand, FlushCommand, ProbeCommand>;
 
 struct EngineStats {
   std::int64_t running = 0;

@@ -74,8 +74,8 @@ using TokenCallback =
 std::int64_t max_kv_positions(const GenerateRequest& request, const EngineLimits& limits);
 
 // Throws Error beginning with the field's name (SGLang's spelling) when `limits` cannot serve the
-// request: empty or too long prompt, id outside the vocabulary, a sampling parameter outside SGLang's
-// range, n < 1, more KV than the whole pool. A prompt that fills the context exactly and
+// request: empty or too long prompt, id outside the vocabulary, a sampling parameter outside
+// SGLang's range, n < 1, more KV than the whole pool. A prompt that fills the context exactly and
 // max_new_tokens 0 are fine: they give an empty answer that finishes by length.
 void check_request(const GenerateRequest& request, const EngineLimits& limits);
 

@@ -41,8 +41,8 @@ struct PlanSegment {
   std::int64_t num_blocks = 0;
 };
 
-// What a draw does to one logit before the temperature: see apply_changes in sampler.h. Those of one
-// draw are applied in order and may name an id several times.
+// What a draw does to one logit before the temperature: see apply_changes in sampler.h. Those of
+// one draw are applied in order and may name an id several times.
 struct LogitChange {
   TokenId id = 0;
   float subtract = 0;  // frequency and presence penalty

@@ -80,10 +80,9 @@ std::int32_t Scheduler::new_sequence(const GenerateRequest& request) {
                          params.repetition_penalty != 1;
   s.counts.clear();
   if (penalizes) s.counts.reserve(s.result.output_ids.capacity());
-  s.max_changes = s.counts.capacity() * (penalizes ? 1 : 0) + params.logit_bias.size() +
-                  (params.min_new_tokens > 0
-                       ? limits_.eos_token_ids.size() + params.stop_token_ids.size()
-                       : 0);
+  s.max_changes =
+      s.counts.capacity() * (penalizes ? 1 : 0) + params.logit_bias.size() +
+      (params.min_new_tokens > 0 ? limits_.eos_token_ids.size() + params.stop_token_ids.size() : 0);
   max_changes_ += s.max_changes;
   s.tail.clear();
   std::size_t longest = 0;

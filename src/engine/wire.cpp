@@ -134,7 +134,8 @@ constexpr std::int64_t kAllTokens = 1 << 30;
 // {"15": -2.5, …}: token ids as keys.
 void read_logit_bias(const Json& json, SamplingParams& params) {
   const std::string where = "sampling_params.logit_bias";
-  TD_CHECK(json.is_object(), "{}: {} found, wanted an object of token ids", where, json.type_name());
+  TD_CHECK(json.is_object(), "{}: {} found, wanted an object of token ids", where,
+           json.type_name());
   for (const auto& [key, bias] : json.items()) {
     const auto id = parse_int(key);
     TD_CHECK(id && *id >= 0 && *id <= INT32_MAX, "{}: key '{}' found, wanted a token id", where,

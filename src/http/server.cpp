@@ -120,12 +120,12 @@ struct Respond::Slot {
   void give(Response response) {
     if (given.exchange(true)) return;
     ++core->unsent;
-    asio::post(core->io, [server = core.get(), waiting = pending,
-                          answer = std::move(response)]() mutable {
-      if (waiting->closed) --server->unsent;
-      waiting->response = std::move(answer);
-      waiting->ready.cancel();
-    });
+    asio::post(core->io,
+               [server = core.get(), waiting = pending, answer = std::move(response)]() mutable {
+                 if (waiting->closed) --server->unsent;
+                 waiting->response = std::move(answer);
+                 waiting->ready.cancel();
+               });
   }
 
   // Changes the pending answer on the server's thread.

@@ -43,7 +43,7 @@ struct Way {
   std::int64_t max_prefill_tokens = 4096;
   std::int64_t kv_tokens = 0;  // 0: enough for all
   bool prefix_cache = true;
-  std::int64_t retract_every = 0;      // steps; 0: never
+  std::int64_t retract_every = 0;       // steps; 0: never
   std::size_t num_requests = SIZE_MAX;  // the first so many
 };
 
@@ -166,8 +166,8 @@ void compare_sample(const Sample& sample, const std::vector<float>& right,
     ++row.tokens;
     row.differ += equal ? 0 : 1;
     if (!equal && row.note.find("first at") == std::string::npos) {
-      row.note += fmt::format("{}first at sample {}, token {}", row.note.empty() ? "" : "; ",
-                              sample.id, t);
+      row.note +=
+          fmt::format("{}first at sample {}, token {}", row.note.empty() ? "" : "; ", sample.id, t);
       if (same_so_far) row.note += fmt::format(": {:a}, not {:a}", log_probs[t], right[t]);
     }
   }
@@ -233,8 +233,7 @@ std::vector<std::vector<float>> Selftest::through_trainer(std::span<const Sample
       micro.push_back(&samples[end]);
     }
     PackedBatch packed(micro, share_prompt);
-    KvPool pool(model_.attention_shape(), model_.element(), 1, packed.num_blocks(),
-                model_.place());
+    KvPool pool(model_.attention_shape(), model_.element(), 1, packed.num_blocks(), model_.place());
     packed.context.pool = &pool;
     const at::Tensor hidden = model_.forward(packed.tokens, packed.positions, packed.context);
     const at::Tensor loss_rows =
@@ -273,12 +272,13 @@ void Selftest::try_engine(const Way& way, const Exam& exam) {
   const std::size_t count = std::min(way.num_requests, exam.requests.size());
   const auto worker =
       make_worker(way, way.kv_tokens > 0 ? way.kv_tokens : kv_tokens(exam.requests));
-  const Answers answers = run_engine(worker->engine(),
-                                     std::span(exam.requests).first(count), way.retract_every);
+  const Answers answers =
+      run_engine(worker->engine(), std::span(exam.requests).first(count), way.retract_every);
   const EngineStats stats = worker->engine().stats();
   SelftestRow row{.way = way.name};
   row.note = fmt::format("{} steps", stats.steps);
-  if (stats.rows_cached > 0) row.note += fmt::format(", {} rows from known prefixes", stats.rows_cached);
+  if (stats.rows_cached > 0)
+    row.note += fmt::format(", {} rows from known prefixes", stats.rows_cached);
   if (stats.preemptions > 0) row.note += fmt::format(", {} preemptions", stats.preemptions);
   compare(exam, answers, row);
   report(std::move(row));
@@ -295,8 +295,8 @@ void Selftest::try_next_turn(const Exam& exam) {
   const std::int64_t before = warm->engine().stats().rows_cached;
   SelftestRow row{.way = "engine, second turn over known prefixes"};
   const Answers answers = run_engine(warm->engine(), requests, 0);
-  row.note = fmt::format("{} rows from known prefixes",
-                         warm->engine().stats().rows_cached - before);
+  row.note =
+      fmt::format("{} rows from known prefixes", warm->engine().stats().rows_cached - before);
   compare(second, answers, row);
   report(std::move(row));
 }
@@ -362,16 +362,15 @@ void Selftest::try_tensor_parallel(const Exam& exam) {
                   (kv + kBlockTokens - 1) / kBlockTokens, part.place());
       Runner runner(model, pool);
       Mailbox mailbox;
-      Engine engine({.num_blocks = pool.num_blocks(),
-                     .block_tokens = kBlockTokens,
-                     .max_running = 64,
-                     .max_prefill_tokens = 4096,
-                     .context_length = config.max_position_embeddings,
-                     .vocab_size = config.vocab_size},
-                    [&](const StepPlan& plan, std::span<SampledToken> sampled) {
-                      runner.run(plan, sampled);
-                    },
-                    mailbox);
+      Engine engine(
+          {.num_blocks = pool.num_blocks(),
+           .block_tokens = kBlockTokens,
+           .max_running = 64,
+           .max_prefill_tokens = 4096,
+           .context_length = config.max_position_embeddings,
+           .vocab_size = config.vocab_size},
+          [&](const StepPlan& plan, std::span<SampledToken> sampled) { runner.run(plan, sampled); },
+          mailbox);
       answers[r] = run_engine(engine, exam.requests, 0);
     });
   }
@@ -388,9 +387,10 @@ std::vector<SelftestRow> Selftest::run() {
            "selftest: the model's context is {} tokens, {} wanted for prompts of {} and answers of "
            "{}",
            config.max_position_embeddings, longest, options_.prompt_tokens, options_.new_tokens);
-  constexpr std::int64_t kWholeWays = 12;  // those below that run all requests
-  const std::int64_t count = std::max<std::int64_t>(
-      2, options_.tokens / (kWholeWays * kSamples * options_.new_tokens));
+  constexpr std::int64_t kWholeWays = 9;  // those below that run all requests, two halves as one
+  const std::int64_t per_request = kWholeWays * kSamples * options_.new_tokens;
+  const std::int64_t count =
+      std::max<std::int64_t>(2, (options_.tokens + per_request - 1) / per_request);
   std::vector<GenerateRequest> requests = make_requests(config, options_, count);
   const Way plain{.name = "engine, batches of up to 64, nothing known", .prefix_cache = false};
   const auto first = make_worker(plain, kv_tokens(requests));
@@ -420,9 +420,9 @@ std::vector<SelftestRow> Selftest::run() {
   const std::int64_t scarce =
       std::max(2 * (round_up(longest, kBlockTokens) + kBlockTokens), kv_tokens(exam.requests) / 4);
   try_engine({.name = "engine, a quarter of the KV wanted", .kv_tokens = scarce}, exam);
-  try_engine({.name = "engine, the same with nothing known", .kv_tokens = scarce,
-              .prefix_cache = false},
-             exam);
+  try_engine(
+      {.name = "engine, the same with nothing known", .kv_tokens = scarce, .prefix_cache = false},
+      exam);
   try_engine({.name = "engine, all KV given back every 10 steps", .retract_every = 10}, exam);
   try_next_turn(exam);
   try_sampling(exam);

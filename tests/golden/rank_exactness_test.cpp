@@ -1,6 +1,6 @@
-// Trainer = engine, bit for bit, over batch sizes, chunks, known prefixes, preemption, shared prompts
-// and tensor parallelism (rank/selftest.h): 10^6 tokens on tiny models of every family in bf16 and
-// f32, 2·10^4 on the demo model. scripts/soak.sh has 10^6 on that one too.
+// Trainer = engine, bit for bit, over batch sizes, chunks, known prefixes, preemption, shared
+// prompts and tensor parallelism (rank/selftest.h): 10^6 tokens on tiny models of every family in
+// bf16 and f32, 2·10^4 on the demo model. scripts/soak.sh has 10^6 on that one too.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -71,15 +71,23 @@ std::string make_folder() {
       fs::temp_directory_path() / ("tandem-exactness-" + std::to_string(getpid()));
   fs::create_directories(folder);
   constexpr std::int64_t vocab = 96, hidden = 44, inner = 70, heads = 6, kv = 2, dim = 10;
-  write_file_atomic(
-      folder + "/config.json",
-      dump_json(Json{{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"},
-                     {"vocab_size", vocab}, {"hidden_size", hidden}, {"intermediate_size", inner},
-                     {"num_hidden_layers", 2}, {"num_attention_heads", heads},
-                     {"num_key_value_heads", kv}, {"head_dim", dim}, {"rms_norm_eps", 1e-5},
-                     {"max_position_embeddings", 512}, {"rope_theta", 10000.0},
-                     {"tie_word_embeddings", false}, {"hidden_act", "silu"},
-                     {"torch_dtype", "float32"}, {"eos_token_id", 2}, {"bos_token_id", 1}}));
+  write_file_atomic(folder + "/config.json", dump_json(Json{{"architectures", {"LlamaForCausalLM"}},
+                                                            {"model_type", "llama"},
+                                                            {"vocab_size", vocab},
+                                                            {"hidden_size", hidden},
+                                                            {"intermediate_size", inner},
+                                                            {"num_hidden_layers", 2},
+                                                            {"num_attention_heads", heads},
+                                                            {"num_key_value_heads", kv},
+                                                            {"head_dim", dim},
+                                                            {"rms_norm_eps", 1e-5},
+                                                            {"max_position_embeddings", 512},
+                                                            {"rope_theta", 10000.0},
+                                                            {"tie_word_embeddings", false},
+                                                            {"hidden_act", "silu"},
+                                                            {"torch_dtype", "float32"},
+                                                            {"eos_token_id", 2},
+                                                            {"bos_token_id", 1}}));
   std::mt19937_64 random(3);
   std::normal_distribution<float> normal(0.0f, 0.15f);
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes = {
@@ -127,10 +135,75 @@ TEST(Exactness, TwoTensorParallelRanksToo) {
 // The comparison sees a difference: one norm wrong by 2^-20 on one side.
 TEST(Exactness, SeesAnEngineThatIsWrongByLittle) {
   Weights weights(kTiny + "/llama_odd", Element::f32);
-  const auto rows = run_selftest(weights.folder, weights.arena,
-                                 {.tokens = 4000, .perturb_engine = true});
+  const auto rows =
+      run_selftest(weights.folder, weights.arena, {.tokens = 4000, .perturb_engine = true});
   EXPECT_GT(row_of(rows, "nothing known").differ, 0);
   EXPECT_EQ(row_of(rows, "trainer, one").differ, 0);
+}
+
+std::vector<SampleResult> answer(EngineWorker& worker, const GenerateRequest& request) {
+  std::vector<SampleResult> samples;
+  worker.engine().add(request, [&](GenerateResult r) { samples = std::move(r.samples); });
+  while (worker.engine().step()) {
+  }
+  return samples;
+}
+
+GenerateRequest request_of(std::int64_t n, std::uint64_t first_sample_id) {
+  GenerateRequest request{
+      .rid = "r", .prompt = {}, .n = n, .first_sample_id = first_sample_id, .params = {}};
+  for (TokenId id = 1; id < 40; ++id) request.prompt.push_back(id);
+  request.params.max_new_tokens = 20;
+  request.params.ignore_eos = true;
+  request.params.seed = 1234;
+  return request;
+}
+
+// C28 with real numbers: after new weights a prompt gives a fresh engine's bits, nothing cached.
+TEST(Exactness, NewWeightsNeverMeetOldKv) {
+  Weights weights(kTiny + "/qwen3", Element::bf16);
+  EngineWorker worker(weights.folder, weights.arena, EngineConfig{}, 4096, {});
+  const auto before = answer(worker, request_of(1, 0));
+  EXPECT_EQ(before[0].cached_tokens, 0);
+  EXPECT_EQ(answer(worker, request_of(1, 0))[0].cached_tokens, 32) << "two full blocks";
+
+  for (const ArenaEntry& e : weights.arena.layout().entries) {
+    std::vector<float> rows(
+        static_cast<std::size_t>(e.rows * weights.arena.layout().storages[e.storage].cols));
+    weights.arena.read_rows(e, 0, e.rows, rows.data());
+    for (float& v : rows) v *= 1.25f;
+    weights.arena.write_rows(e, 0, e.rows, rows.data());
+  }
+  weights.arena.set_version(weights.arena.version() + 1);
+  worker.engine().set_weight_version(1);
+  worker.publish();
+  const auto after = answer(worker, request_of(1, 0));
+  EngineWorker fresh(weights.folder, weights.arena, EngineConfig{}, 4096, {});
+  const auto wanted = answer(fresh, request_of(1, 0));
+  EXPECT_EQ(after[0].output_ids, wanted[0].output_ids);
+  EXPECT_EQ(after[0].log_probs, wanted[0].log_probs);
+  EXPECT_NE(after[0].log_probs, before[0].log_probs);
+  EXPECT_EQ(after[0].cached_tokens, 0);
+  EXPECT_EQ(after[0].versions, std::vector<std::int64_t>(20, 1));
+}
+
+// C38: 8 samples of one prompt differ from each other, and come back on a second run, from one
+// engine or from two.
+TEST(Exactness, SamplesAreThoseOfTheirIdsOnAnyEngine) {
+  Weights weights(kTiny + "/llama_odd", Element::f32);
+  EngineWorker one(weights.folder, weights.arena, EngineConfig{}, 4096, {});
+  EngineWorker two(weights.folder, weights.arena, EngineConfig{}, 4096, {});
+  const auto all = answer(one, request_of(8, 16));
+  const auto again = answer(one, request_of(8, 16));
+  auto split = answer(two, request_of(3, 16));
+  const auto rest = answer(one, request_of(5, 19));
+  split.insert(split.end(), rest.begin(), rest.end());
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(all[i].output_ids, again[i].output_ids);
+    EXPECT_EQ(all[i].output_ids, split[i].output_ids);
+    EXPECT_EQ(all[i].log_probs, split[i].log_probs);
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(all[i].output_ids, all[j].output_ids);
+  }
 }
 
 class DemoModel : public testing::TestWithParam<Element> {};

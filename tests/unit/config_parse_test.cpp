@@ -130,7 +130,8 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
   Config config;
   const Words words = words_of(
       "--hf-checkpoint no/such/model --lr fast --rollout-batch-size 7 --n-samples-per-prompt 8 "
-      "--global-batch-size 256 --custom-generate-function-path f.py --lora-rank 8 --rolout-seed 1 --eps-clip 2 "
+      "--global-batch-size 256 --custom-generate-function-path f.py --lora-rank 8 --rolout-seed 1 "
+      "--eps-clip 2 "
       "--rollout-temperature 0 --prompt-data no/such.jsonl --rm-type math --label-key label");
   std::string text;
   try {
@@ -139,9 +140,10 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
     text = error.what();
   }
   for (const char* part :
-       {"--lr: found 'fast'", "--global-batch-size: found 256", "--custom-generate-function-path: f.py",
-        "--lora-rank 8: not built yet", "did you mean --rollout-seed?", "--eps-clip: found 2",
-        "--rollout-temperature: found 0", "--rollout-num-gpus: not given", "--num-rollout: neither",
+       {"--lr: found 'fast'", "--global-batch-size: found 256",
+        "--custom-generate-function-path: f.py", "--lora-rank 8: not built yet",
+        "did you mean --rollout-seed?", "--eps-clip: found 2", "--rollout-temperature: found 0",
+        "--rollout-num-gpus: not given", "--num-rollout: neither",
         "--rollout-max-response-len: not given", "'no/such/model' is not a folder",
         "--prompt-data: 'no/such.jsonl' is not a file", "12 faults"}) {
     EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in:\n" << text;

@@ -65,7 +65,8 @@ TEST(Vocabulary, NamesWhatItDoesNotKnow) {
   };
   EXPECT_TRUE(fault(R"({"decoder": {"type": "WordPiece"}, "model": {"vocab": {}}})")
                   .starts_with("dir/tokenizer.json: decoder: 'WordPiece' found"));
-  EXPECT_TRUE(fault(R"({"model": {"vocab": {}}})").starts_with("dir/tokenizer.json: key 'decoder'"));
+  EXPECT_TRUE(
+      fault(R"({"model": {"vocab": {}}})").starts_with("dir/tokenizer.json: key 'decoder'"));
   EXPECT_TRUE(fault(R"({"decoder": {"type": "ByteLevel"}, "model": {}})")
                   .starts_with("dir/tokenizer.json: model.vocab is missing"));
 }

@@ -11,6 +11,9 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
+
+#include "ops/kernels/kernels.h"
 
 namespace tandem {
 namespace {
@@ -54,11 +57,17 @@ struct Truncation {
   double min_p;
 };
 
-const std::vector<Truncation> kTruncations = {
-    {"top_k", 1, 1, 5, 0},          {"top_k 1", 1, 1, 1, 0},      {"top_p", 1, 0.9, -1, 0},
-    {"small top_p", 1, 1e-9, -1, 0}, {"min_p", 1, 1, -1, 0.1},    {"min_p 1", 1, 1, -1, 1},
-    {"all three", 0.7, 0.95, 40, 0.02}, {"hot", 3, 0.99, -1, 0},  {"cold", 0.2, 0.5, 300, 0},
-    {"nearly all", 1, 0.999999, -1, 0}, {"top_k of nearly all", 1, 1, 998, 0}};
+const std::vector<Truncation> kTruncations = {{"top_k", 1, 1, 5, 0},
+                                              {"top_k 1", 1, 1, 1, 0},
+                                              {"top_p", 1, 0.9, -1, 0},
+                                              {"small top_p", 1, 1e-9, -1, 0},
+                                              {"min_p", 1, 1, -1, 0.1},
+                                              {"min_p 1", 1, 1, -1, 1},
+                                              {"all three", 0.7, 0.95, 40, 0.02},
+                                              {"hot", 3, 0.99, -1, 0},
+                                              {"cold", 0.2, 0.5, 300, 0},
+                                              {"nearly all", 1, 0.999999, -1, 0},
+                                              {"top_k of nearly all", 1, 1, 998, 0}};
 
 TEST(Sampler, KeepsWhatTheDefinitionKeeps) {
   for (const float spread : {0.01f, 1.0f, 6.0f, 40.0f}) {
@@ -127,11 +136,12 @@ TEST(Sampler, ADrawDependsOnItsKeyAlone) {
 TEST(Sampler, ChangesLogitsInOrder) {
   std::vector<float> logits = {2, -1, 0.5f, 4, 4};
   const std::vector<LogitChange> changes = {
-      {.id = 0, .subtract = 0.5f, .scale = 1.5f},                          // 1.5 / 1.5
-      {.id = 1, .subtract = 0.5f, .scale = 2},                             // -1.5 · 2
-      {.id = 2, .subtract = 1.5f, .scale = 2, .add = 3},                   // -1 · 2 + 3
-      {.id = 3, .add = -std::numeric_limits<float>::infinity()},           // forbidden
-      {.id = 4, .add = 1}, {.id = 4, .add = 2}};
+      {.id = 0, .subtract = 0.5f, .scale = 1.5f},                 // 1.5 / 1.5
+      {.id = 1, .subtract = 0.5f, .scale = 2},                    // -1.5 · 2
+      {.id = 2, .subtract = 1.5f, .scale = 2, .add = 3},          // -1 · 2 + 3
+      {.id = 3, .add = -std::numeric_limits<float>::infinity()},  // forbidden
+      {.id = 4, .add = 1},
+      {.id = 4, .add = 2}};
   apply_changes(changes, logits);
   EXPECT_EQ(logits, (std::vector<float>{1, -3, 1, -std::numeric_limits<float>::infinity(), 7}));
 }
@@ -151,6 +161,27 @@ TEST(Sampler, GreedyAndPlainDrawsFollowTheChanges) {
     EXPECT_NE(sampler.draw(logits, {.top_k = 3, .sample_id = i}, forbid), 17);
   }
   EXPECT_EQ(logits[17], 9) << "the model's logits stay";
+}
+
+// C25: logits [2, 0], token 0: the engine's and the trainer's value at each temperature.
+TEST(Sampler, TheTemperatureDividesTheLogitsOnBothSides) {
+  const float logits[2] = {2, 0};
+  const TokenId id = 0;
+  for (const auto& [temperature, wanted] :
+       {std::pair(0.5, -0.018150f), std::pair(1.0, -0.126928f), std::pair(2.0, -0.313262f)}) {
+    float trained = 0, log_sum_exp = 0, entropy = 0;
+    kernels().log_softmax_gather(logits, &id, static_cast<float>(temperature), &trained,
+                                 &log_sum_exp, &entropy, 1, 2);
+    EXPECT_NEAR(trained, wanted, 1e-6f);
+    const double p = std::exp(static_cast<double>(wanted));
+    EXPECT_NEAR(entropy, -p * std::log(p) - (1 - p) * std::log(1 - p), 1e-5);
+    TokenId token = 1;
+    float sampled = 0;
+    for (SampleRow row{.temperature = temperature}; token != 0; ++row.sample_id) {
+      kernels().sample(logits, 2, &row, 1, &token, &sampled);
+    }
+    EXPECT_EQ(sampled, trained);
+  }
 }
 
 TEST(Sampler, LogitsThatAreNoNumbersEndInSomeToken) {

@@ -568,8 +568,12 @@ TEST(Scheduler, RefusesWhatItCannotServe) {
       {"frequency_penalty: 3", with([](P& p) { p.frequency_penalty = 3; })},
       {"presence_penalty: -3", with([](P& p) { p.presence_penalty = -3; })},
       {"repetition_penalty: 0", with([](P& p) { p.repetition_penalty = 0; })},
-      {"logit_bias: id 100", with([](P& p) { p.logit_bias = {{100, 1}}; })},
-      {"logit_bias: inf", with([](P& p) { p.logit_bias = {{1, INFINITY}}; })},
+      {"logit_bias: id 100", with([](P& p) {
+         p.logit_bias = {{100, 1}};
+       })},
+      {"logit_bias: inf", with([](P& p) {
+         p.logit_bias = {{1, INFINITY}};
+       })},
       {"stop: this engine", with([](P& p) { p.stop = {"x"}; })},
       {"stop: a text of 0", with([](P& p) { p.stop = {""}; })}};
   for (const auto& [start, text] : outside_range) {

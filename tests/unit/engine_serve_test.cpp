@@ -328,11 +328,14 @@ TEST_F(ServeTest, StreamsWhatItAnswers) {
     }
     for (std::size_t t = 0; t < length[index]; ++t) {
       EXPECT_EQ(events[i]["output_ids"][t], final_answer["output_ids"][t]);
-      EXPECT_EQ(meta["output_token_logprobs"][t], final_answer["meta_info"]["output_token_logprobs"][t]);
+      EXPECT_EQ(meta["output_token_logprobs"][t],
+                final_answer["meta_info"]["output_token_logprobs"][t]);
     }
   }
-  EXPECT_EQ(client.post("/generate", R"({"input_ids": [], "stream": true})", "application/json",
-                        soon()).status, 400);
+  EXPECT_EQ(
+      client.post("/generate", R"({"input_ids": [], "stream": true})", "application/json", soon())
+          .status,
+      400);
 }
 
 TEST_F(ServeTest, SaysWhatItIs) {

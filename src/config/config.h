@@ -26,10 +26,14 @@ enum class AdvantageEstimator {
   gspo,
   reinforce_plus_plus,
   reinforce_plus_plus_baseline,
+  rloo,
   ppo
 };
 enum class KlLossType { k1, k2, k3, low_var_kl };
-enum class LrDecayStyle { constant, linear, cosine };
+enum class TisMode { clip, icepop, mask };
+enum class RatioLevel { token, sequence, geometric };
+enum class LrDecayStyle { constant, linear, cosine, inverse_square_root, wsd };
+enum class WsdDecayStyle { exponential, linear, cosine, minus_sqrt };
 enum class TrainBackend { fsdp, megatron, torchtitan };
 enum class TransferMode { broadcast, p2p, disk, disk_delta };
 enum class PauseGeneration { retract, abort, in_place };
@@ -40,6 +44,7 @@ std::string_view name_of(Device value);
 std::string_view name_of(ComputeDtype value);
 std::string_view name_of(CpuKernels value);
 std::string_view name_of(AdvantageEstimator value);
+std::string_view name_of(KlLossType value);
 std::string_view name_of(LrDecayStyle value);
 std::string_view name_of(TrainBackend value);
 std::string_view name_of(TransferMode value);
@@ -146,19 +151,37 @@ struct AlgorithmConfig {
   double kl_loss_coef = 0.0;
   KlLossType kl_loss_type = KlLossType::k1;
   bool use_unbiased_kl = false;
-  std::string ref_load;
+  std::string ref_load;  // after resolve(): set if uses_reference()
   std::optional<std::int64_t> ref_update_interval;
   double entropy_coef = 0.0;
+  bool observe_training_entropy = false;
+  bool use_rollout_entropy = false;
   double gamma = 1.0;
   double lambd = 1.0;
   bool normalize_advantages = false;
   bool grpo_std_normalization = true;
   bool rewards_normalization = true;
   bool compute_advantages_and_returns = true;
+  bool use_rollout_logprobs = false;
+  bool get_mismatch_metrics = false;
   bool use_tis = false;
   double tis_clip = 2.0;
   double tis_clip_low = 0.0;
+  TisMode tis_mode = TisMode::clip;
+  RatioLevel tis_level = RatioLevel::token;
+  bool use_rs = false;
+  RatioLevel rs_level = RatioLevel::token;
+  std::optional<double> rs_lower_bound;  // after resolve(): set if use_rs
+  std::optional<double> rs_upper_bound;  // after resolve(): set if use_rs
+  std::optional<double> rs_veto_threshold;
+  bool use_opsm = false;
+  double opsm_delta = 1e-4;
   std::int64_t seed = 1234;  // key of the sampling generator
+
+  // Whether a reference model is loaded: some KL against it is in the loss or in the reward.
+  bool uses_reference() const { return use_kl_loss || kl_coef != 0.0; }
+  // Whether tokens leave the loss for the ratio of trainer to engine probability.
+  bool rejects_tokens() const { return use_rs || (use_tis && tis_mode == TisMode::mask); }
 };
 
 // AdamW and its schedule, in optimizer steps.
@@ -168,8 +191,11 @@ struct OptimizerConfig {
   double min_lr = 0.0;
   LrDecayStyle lr_decay_style = LrDecayStyle::constant;
   std::int64_t lr_warmup_iters = 0;
+  std::optional<double> lr_warmup_fraction;
   double lr_warmup_init = 0.0;
   std::optional<std::int64_t> lr_decay_iters;  // empty: all optimizer steps of the run
+  std::optional<std::int64_t> lr_wsd_decay_iters;
+  WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::exponential;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.95;
   double adam_eps = 1e-8;
@@ -183,9 +209,11 @@ struct TrainConfig {
   std::optional<std::int64_t> num_steps_per_rollout;  // after resolve(): set
   std::int64_t max_tokens_per_gpu = 8192;  // cap of a packed micro-batch; a longer sample is alone
   bool calculate_per_token_loss = false;
-  bool share_prompt = true;                  // compute a group's prompt once
-  std::optional<bool> deterministic_layout;  // after resolve(): set
-  std::int64_t gradient_leaves = 8;          // power of two
+  std::optional<std::int64_t> constant_loss_length;  // tokens
+  std::int64_t max_skipped_steps = 3;                // in a row; 0: any number
+  bool share_prompt = true;                          // compute a group's prompt once
+  std::optional<bool> deterministic_layout;          // after resolve(): set
+  std::int64_t gradient_leaves = 8;                  // power of two
   bool ci_test = false;
 };
 

@@ -21,6 +21,7 @@ std::string_view name_of(Device value) { return spelling(value); }
 std::string_view name_of(ComputeDtype value) { return spelling(value); }
 std::string_view name_of(CpuKernels value) { return spelling(value); }
 std::string_view name_of(AdvantageEstimator value) { return spelling(value); }
+std::string_view name_of(KlLossType value) { return spelling(value); }
 std::string_view name_of(LrDecayStyle value) { return spelling(value); }
 std::string_view name_of(TrainBackend value) { return spelling(value); }
 std::string_view name_of(TransferMode value) { return spelling(value); }

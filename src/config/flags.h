@@ -24,12 +24,19 @@ inline constexpr Spellings<3> names<ComputeDtype>{"auto", "float32", "bfloat16"}
 template <>
 inline constexpr Spellings<5> names<CpuKernels>{"auto", "portable", "avx2", "avx512", "avx512bf16"};
 template <>
-inline constexpr Spellings<5> names<AdvantageEstimator>{"grpo", "gspo", "reinforce_plus_plus",
-                                                        "reinforce_plus_plus_baseline", "ppo"};
+inline constexpr Spellings<6> names<AdvantageEstimator>{
+    "grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "ppo"};
 template <>
 inline constexpr Spellings<4> names<KlLossType>{"k1", "k2", "k3", "low_var_kl"};
 template <>
-inline constexpr Spellings<3> names<LrDecayStyle>{"constant", "linear", "cosine"};
+inline constexpr Spellings<3> names<TisMode>{"clip", "icepop", "mask"};
+template <>
+inline constexpr Spellings<3> names<RatioLevel>{"token", "sequence", "geometric"};
+template <>
+inline constexpr Spellings<5> names<LrDecayStyle>{"constant", "linear", "cosine",
+                                                  "inverse-square-root", "WSD"};
+template <>
+inline constexpr Spellings<4> names<WsdDecayStyle>{"exponential", "linear", "cosine", "minus_sqrt"};
 template <>
 inline constexpr Spellings<3> names<TrainBackend>{"fsdp", "megatron", "torchtitan"};
 template <>
@@ -311,17 +318,16 @@ inline constexpr auto table<RewardConfig> = std::tuple{
            .kind = Kind::no_effect,
            .why = "rule rewards are computed at once"}}};
 
-inline constexpr std::string_view kNoReference =
-    "there is no reference model yet; train without KL (leave it out)";
-inline constexpr std::string_view kOnPolicy =
-    "the trainer's log-probabilities equal the engine's bit for bit; leave it out";
-
 template <>
 inline constexpr auto table<AlgorithmConfig> = std::tuple{
     Field{"advantage_estimator",
           &AlgorithmConfig::advantage_estimator,
-          "How rewards become advantages.",
-          {.now = "grpo", .why = "use --advantage-estimator grpo"}},
+          "How rewards become advantages. grpo: by the group's mean and standard deviation; gspo: "
+          "the same with the sequence's mean ratio; rloo: against the mean of the group's others; "
+          "reinforce_plus_plus: discounted returns; reinforce_plus_plus_baseline: by the group's "
+          "mean.",
+          {.now = "grpo|gspo|reinforce_plus_plus|reinforce_plus_plus_baseline|rloo",
+           .why = "PPO needs a critic, which is not built yet; use grpo"}},
     Field{"loss_type",
           &AlgorithmConfig::loss_type,
           "The loss.",
@@ -338,59 +344,45 @@ inline constexpr auto table<AlgorithmConfig> = std::tuple{
           {.at_least = 0, .open = true}},
     Field{"eps_clip_c",
           &AlgorithmConfig::eps_clip_c,
-          "Dual clip: bound of the loss for negative advantages.",
-          {.at_least = 1,
-           .open = true,
-           .kind = Kind::refused,
-           .why = "use --eps-clip and --eps-clip-high"}},
-    Field{"kl_coef",
-          &AlgorithmConfig::kl_coef,
-          "Weight of the KL in the reward.",
-          {.kind = Kind::refused, .why = kNoReference}},
-    Field{"use_kl_loss",
-          &AlgorithmConfig::use_kl_loss,
-          "Add the KL to the loss.",
-          {.kind = Kind::refused, .why = kNoReference}},
-    Field{"kl_loss_coef",
-          &AlgorithmConfig::kl_loss_coef,
-          "Weight of the KL in the loss.",
-          {.kind = Kind::refused, .why = kNoReference}},
-    Field{"kl_loss_type",
-          &AlgorithmConfig::kl_loss_type,
-          "Estimator of the KL in the loss.",
-          {.kind = Kind::no_effect, .why = "there is no KL in the loss yet"}},
-    Field{"use_unbiased_kl",
-          &AlgorithmConfig::use_unbiased_kl,
-          "Weigh the KL by the ratio of new to old probability.",
-          {.kind = Kind::refused, .why = kNoReference}},
-    Field{"ref_load",
-          &AlgorithmConfig::ref_load,
-          "Folder of the reference model.",
-          {.kind = Kind::no_effect,
-           .why = "only the KL reads a reference model, and the KL is refused so far"}},
+          "Dual clip: for negative advantages the loss is at most eps_clip_c times their size.",
+          {.at_least = 1, .open = true}},
+    Field{"kl_coef", &AlgorithmConfig::kl_coef,
+          "Weight of the KL against the reference in the token rewards of reinforce_plus_plus and "
+          "its baseline form."},
+    Field{"use_kl_loss", &AlgorithmConfig::use_kl_loss,
+          "Measure the KL against the reference and add it to the loss, times --kl-loss-coef."},
+    Field{"kl_loss_coef", &AlgorithmConfig::kl_loss_coef, "Weight of the KL in the loss."},
+    Field{"kl_loss_type", &AlgorithmConfig::kl_loss_type,
+          "Estimator of the KL, in the loss and in the reward; k3 and low_var_kl take the "
+          "log-ratio within +-20, low_var_kl is itself held within +-10."},
+    Field{"use_unbiased_kl", &AlgorithmConfig::use_unbiased_kl,
+          "Weigh the KL in the loss by the ratio of new to old probability."},
+    Field{"ref_load", &AlgorithmConfig::ref_load,
+          "Folder of the reference model in Hugging Face form, read only with a KL. Default: "
+          "--hf-checkpoint."},
     Field{"ref_update_interval",
           &AlgorithmConfig::ref_update_interval,
-          "Rollouts after which the reference becomes the present model.",
-          {.at_least = 1, .kind = Kind::refused, .why = kNoReference}},
-    Field{"entropy_coef",
-          &AlgorithmConfig::entropy_coef,
-          "Weight of the entropy in the loss.",
-          {.kind = Kind::refused, .why = "train without an entropy term (0)"}},
+          "Rollouts after which the reference becomes the present model. Default: never.",
+          {.at_least = 1}},
+    Field{"entropy_coef", &AlgorithmConfig::entropy_coef,
+          "Weight of the entropy that is taken off the loss."},
+    Field{"observe_training_entropy", &AlgorithmConfig::observe_training_entropy,
+          "Measure the entropy in the training step though it has no weight in the loss."},
+    Field{"use_rollout_entropy", &AlgorithmConfig::use_rollout_entropy,
+          "Measure the entropy before the first optimizer step of a rollout (rollout/entropy)."},
     Field{"gamma",
           &AlgorithmConfig::gamma,
-          "Discount of later rewards.",
-          {.at_least = 0, .at_most = 1, .kind = Kind::no_effect, .why = "GRPO does not discount"}},
+          "Discount of later rewards in reinforce_plus_plus.",
+          {.at_least = 0, .at_most = 1}},
     Field{"lambd",
           &AlgorithmConfig::lambd,
           "Lambda of GAE.",
-          {.at_least = 0, .at_most = 1, .kind = Kind::no_effect, .why = "GRPO does not use GAE"}},
-    Field{"normalize_advantages",
-          &AlgorithmConfig::normalize_advantages,
-          "Whiten advantages over the batch.",
-          {.kind = Kind::refused, .why = "GRPO normalises in each group; leave it out"}},
+          {.at_least = 0, .at_most = 1, .kind = Kind::no_effect, .why = "only PPO uses GAE"}},
+    Field{"normalize_advantages", &AlgorithmConfig::normalize_advantages,
+          "Whiten advantages over all loss tokens of a rollout."},
     Field{"grpo_std_normalization",
           &AlgorithmConfig::grpo_std_normalization,
-          "Divide a group's advantages by the standard deviation of its rewards.",
+          "Divide a group's advantages by the standard deviation of its rewards (grpo, gspo).",
           {.inverse = "disable_grpo_std_normalization"}},
     Field{"rewards_normalization",
           &AlgorithmConfig::rewards_normalization,
@@ -402,18 +394,46 @@ inline constexpr auto table<AlgorithmConfig> = std::tuple{
           {.inverse = "disable_compute_advantages_and_returns",
            .kind = Kind::refused,
            .why = "the policy loss needs advantages"}},
-    Field{"use_tis",
-          &AlgorithmConfig::use_tis,
-          "Weigh the loss by the ratio of trainer to engine probability.",
-          {.kind = Kind::refused, .why = kOnPolicy}},
+    Field{"use_rollout_logprobs", &AlgorithmConfig::use_rollout_logprobs,
+          "Take the engine's log-probabilities as the old ones; saves a forward with several "
+          "optimizer steps a rollout."},
+    Field{"get_mismatch_metrics", &AlgorithmConfig::get_mismatch_metrics,
+          "Report the ratio of trainer to engine probability (train/tis, train/tis_abs) though it "
+          "has no weight in the loss."},
+    Field{"use_tis", &AlgorithmConfig::use_tis,
+          "Weigh the policy loss by the ratio of trainer to engine probability."},
     Field{"tis_clip",
           &AlgorithmConfig::tis_clip,
           "Upper bound of that weight.",
-          {.kind = Kind::no_effect, .why = "--use-tis is refused so far"}},
+          {.at_least = 0, .open = true}},
     Field{"tis_clip_low",
           &AlgorithmConfig::tis_clip_low,
           "Lower bound of that weight.",
-          {.kind = Kind::no_effect, .why = "--use-tis is refused so far"}},
+          {.at_least = 0}},
+    Field{"tis_mode", &AlgorithmConfig::tis_mode,
+          "Outside of the bounds: clip sets the weight to the bound, icepop to 0, mask takes the "
+          "token out of the loss and of its denominator."},
+    Field{"tis_level", &AlgorithmConfig::tis_level,
+          "The ratio of a token, of its sequence (product), or the sequence's geometric mean."},
+    Field{"use_rs", &AlgorithmConfig::use_rs,
+          "Rejection: tokens whose ratio of trainer to engine probability is out of bounds leave "
+          "the loss."},
+    Field{"rs_level", &AlgorithmConfig::rs_level, "As --tis-level, for the rejection."},
+    Field{"rs_lower_bound",
+          &AlgorithmConfig::rs_lower_bound,
+          "Smallest ratio that is kept. Default: 1 / rs_upper_bound.",
+          {.at_least = 0}},
+    Field{"rs_upper_bound",
+          &AlgorithmConfig::rs_upper_bound,
+          "Largest ratio that is kept. Default: tis_clip.",
+          {.at_least = 0, .open = true}},
+    Field{"rs_veto_threshold",
+          &AlgorithmConfig::rs_veto_threshold,
+          "A sequence with one token of a smaller ratio is rejected whole. Default: none is.",
+          {.at_least = 0, .at_most = 1, .open = true}},
+    Field{"use_opsm", &AlgorithmConfig::use_opsm,
+          "Mask negative samples whose mean old minus new log-probability is above --opsm-delta."},
+    Field{"opsm_delta", &AlgorithmConfig::opsm_delta, "Bound of --use-opsm.", {.at_least = 0}},
     Field{"seed",
           &AlgorithmConfig::seed,
           "Seed of sampling: the same seed gives the same tokens.",
@@ -435,6 +455,10 @@ inline constexpr auto table<OptimizerConfig> = std::tuple{
           &OptimizerConfig::lr_warmup_iters,
           "Optimizer steps in which the learning rate rises linearly.",
           {.at_least = 0}},
+    Field{"lr_warmup_fraction",
+          &OptimizerConfig::lr_warmup_fraction,
+          "The same as a share of lr_decay_iters.",
+          {.at_least = 0, .at_most = 1}},
     Field{"lr_warmup_init",
           &OptimizerConfig::lr_warmup_init,
           "Learning rate at the start of the warm-up.",
@@ -443,6 +467,11 @@ inline constexpr auto table<OptimizerConfig> = std::tuple{
           &OptimizerConfig::lr_decay_iters,
           "Optimizer step at which the decay ends. Default: the last of the run.",
           {.at_least = 1}},
+    Field{"lr_wsd_decay_iters",
+          &OptimizerConfig::lr_wsd_decay_iters,
+          "Optimizer steps of the decay at the end of the style WSD.",
+          {.at_least = 1}},
+    Field{"lr_wsd_decay_style", &OptimizerConfig::lr_wsd_decay_style, "Course of that decay."},
     Field{"adam_beta1",
           &OptimizerConfig::adam_beta1,
           "Decay of the first moment.",
@@ -485,6 +514,16 @@ inline constexpr auto table<TrainConfig> = std::tuple{
           {.at_least = 1, .miles = "none (required with --use-dynamic-batch-size)"}},
     Field{"calculate_per_token_loss", &TrainConfig::calculate_per_token_loss,
           "Mean of the loss over tokens, not per sample and then over samples."},
+    Field{"constant_loss_length",
+          &TrainConfig::constant_loss_length,
+          "Divide the summed policy loss of each sample by this many tokens, not by its own number "
+          "(Dr. GRPO). Default: its own.",
+          {.at_least = 1}},
+    Field{"max_skipped_steps",
+          &TrainConfig::max_skipped_steps,
+          "Optimizer steps in a row with a gradient that is not finite, after which the run ends; "
+          "0: never.",
+          {.at_least = 0}},
     Field{"share_prompt", &TrainConfig::share_prompt,
           "Compute the prompt that a group shares once."},
     Field{"deterministic_layout", &TrainConfig::deterministic_layout,

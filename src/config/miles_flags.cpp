@@ -164,14 +164,11 @@ constexpr std::array kTogether = {
              "custom_loss_function_path= custom_tis_function_path= "
              "custom_pg_loss_reducer_function_path="},
     Together{"Algorithm", no_effect,
-             "the trainer's log-probabilities equal the engine's bit for bit",
-             "use_rollout_logprobs skip_actor_forward_only get_mismatch_metrics"},
-    Together{"Algorithm", no_effect, "no entropy enters the loss",
-             "observe_training_entropy use_rollout_entropy"},
-    Together{"Algorithm", no_effect,
-             "only the KL reads a reference model, and it is refused so far", "ref_ckpt_step="},
-    Together{"Algorithm", refused, "sequence masking is not built yet; leave it out", "use_opsm"},
-    Together{"Algorithm", no_effect, "--use-opsm is refused so far", "opsm_delta=1e-4"},
+             "a rollout of one optimizer step always takes the step's own forward",
+             "skip_actor_forward_only"},
+    Together{"Algorithm", refused,
+             "a reference is a Hugging Face folder; name that of the step in --ref-load",
+             "ref_ckpt_step="},
     Together{"Algorithm", refused, "distillation is not built yet; leave it out",
              "use_opd opd_type= opd_kl_coef=1.0 opd_log_prob_top_k=0 "
              "opd_top_k_strategy=only-student opd_reward_weight_mode=student_p "
@@ -191,8 +188,7 @@ constexpr std::array kTogether = {
     Together{"Training", no_effect, "every rollout fills its optimizer steps exactly",
              "disable_rollout_trim_samples"},
     Together{"Training", refused, "use --lr-warmup-iters and --lr-decay-iters",
-             "lr_warmup_fraction= lr_warmup_samples=0 lr_decay_samples= warmup_ratio=0 "
-             "lr_wsd_decay_style= lr_wsd_decay_iters= decoupled_lr= decoupled_min_lr= "
+             "lr_warmup_samples=0 lr_decay_samples= warmup_ratio=0 decoupled_lr= decoupled_min_lr= "
              "start_weight_decay= end_weight_decay= weight_decay_incr_style=constant"},
     Together{"Training", no_effect, "only other optimizers or a continued run read it",
              "sgd_momentum= muon_momentum= override_opt_param_scheduler "

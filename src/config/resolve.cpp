@@ -93,6 +93,15 @@ void resolve_lengths(RolloutConfig& rollout, Lines& lines) {
   fill(rollout.rollout_max_response_len, most, "rollout_max_response_len", reason, lines);
 }
 
+void resolve_algorithm(AlgorithmConfig& a, const std::string& hf_checkpoint, Lines& lines) {
+  fill(a.eps_clip_high, a.eps_clip, "eps_clip_high", "eps_clip", lines);
+  if (a.use_rs) {
+    fill(a.rs_upper_bound, a.tis_clip, "rs_upper_bound", "tis_clip", lines);
+    fill(a.rs_lower_bound, 1.0 / *a.rs_upper_bound, "rs_lower_bound", "1 / rs_upper_bound", lines);
+  }
+  if (a.uses_reference()) fill(a.ref_load, hf_checkpoint, "ref_load", "hf_checkpoint", lines);
+}
+
 void resolve_evaluation(const Config& config, EvaluateConfig& evaluate, Lines& lines) {
   if (evaluate.eval_prompt_data.size() == 1) {
     evaluate.eval_prompt_data.insert(evaluate.eval_prompt_data.begin(), "aime");
@@ -161,8 +170,7 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
                   lines);
   resolve_batch(config.rollout, config.train, lines);
   resolve_lengths(config.rollout, lines);
-  fill(config.algorithm.eps_clip_high, config.algorithm.eps_clip, "eps_clip_high", "eps_clip",
-       lines);
+  resolve_algorithm(config.algorithm, config.model.hf_checkpoint, lines);
   fill(config.train.deterministic_layout, config.compute.device == Device::cpu,
        "deterministic_layout", "on with --device cpu", lines);
   TD_CHECK(config.compute.device != Device::cuda ||

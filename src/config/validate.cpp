@@ -149,6 +149,75 @@ void check_lengths(const RolloutConfig& rollout, const EngineConfig& engine, Fau
   }
 }
 
+void check_kl(const AlgorithmConfig& a, Faults& faults) {
+  if (a.kl_coef != 0.0 && a.kl_loss_coef != 0.0) {
+    add(faults,
+        "--kl-coef: found {} with kl_loss_coef {}: the KL would count twice; give one of the two",
+        a.kl_coef, a.kl_loss_coef);
+  }
+  if (a.kl_coef != 0.0 && a.advantage_estimator != AdvantageEstimator::reinforce_plus_plus &&
+      a.advantage_estimator != AdvantageEstimator::reinforce_plus_plus_baseline) {
+    add(faults,
+        "--kl-coef: found {}, but --advantage-estimator {} has no token rewards that it could "
+        "enter; use --use-kl-loss --kl-loss-coef {}",
+        a.kl_coef, name_of(a.advantage_estimator), a.kl_coef);
+  }
+  if (!a.use_kl_loss && a.kl_loss_coef != 0.0) {
+    add(faults, "--kl-loss-coef: found {} without --use-kl-loss; add it", a.kl_loss_coef);
+  }
+  if (!a.use_kl_loss && a.use_unbiased_kl) {
+    add(faults, "--use-unbiased-kl: weighs the KL in the loss; add --use-kl-loss");
+  }
+  if (!a.uses_reference() && a.ref_update_interval) {
+    add(faults,
+        "--ref-update-interval: found {}, but no KL against a reference is asked for; add "
+        "--use-kl-loss or leave it out",
+        *a.ref_update_interval);
+  }
+}
+
+void check_mismatch(const AlgorithmConfig& a, Faults& faults) {
+  if (a.use_rollout_logprobs && (a.use_tis || a.use_rs)) {
+    add(faults,
+        "--use-rollout-logprobs: with {} the engine's log-probabilities would be corrected against "
+        "themselves; give one of the two",
+        a.use_tis ? "--use-tis" : "--use-rs");
+  }
+  if (a.tis_clip_low > a.tis_clip) {
+    add(faults, "--tis-clip-low: found {}, above tis_clip {}; give at most that", a.tis_clip_low,
+        a.tis_clip);
+  }
+  const double upper = a.rs_upper_bound.value_or(a.tis_clip);
+  if (a.use_rs && a.rs_lower_bound.value_or(1.0 / upper) > upper) {
+    add(faults, "--rs-lower-bound: found {}, above rs_upper_bound {}; give at most that",
+        a.rs_lower_bound.value_or(1.0 / upper), upper);
+  }
+}
+
+void check_estimator(const Config& config, Faults& faults) {
+  const AlgorithmConfig& a = config.algorithm;
+  const AdvantageEstimator e = a.advantage_estimator;
+  const bool by_group = e != AdvantageEstimator::reinforce_plus_plus;
+  if (config.rollout.n_samples_per_prompt == 1 && a.rewards_normalization && by_group) {
+    add(faults,
+        "--n-samples-per-prompt: found 1 with --advantage-estimator {}: the advantage of a group "
+        "of one is always 0; give 2 or more, or --disable-rewards-normalization",
+        name_of(e));
+  }
+  if ((e == AdvantageEstimator::reinforce_plus_plus ||
+       e == AdvantageEstimator::reinforce_plus_plus_baseline) &&
+      !a.normalize_advantages) {
+    add(faults,
+        "--advantage-estimator: {} is defined with advantages whitened over the batch; add "
+        "--normalize-advantages",
+        name_of(e));
+  }
+  if (a.gamma != 1.0 && by_group) {
+    add(faults, "--gamma: found {}, but --advantage-estimator {} does not discount; leave it out",
+        a.gamma, name_of(e));
+  }
+}
+
 void check_algorithm(const Config& config, Faults& faults) {
   const AlgorithmConfig& algorithm = config.algorithm;
   if (config.rollout.rollout_temperature < 1e-6) {  // what SGLang's face takes for greedy
@@ -173,16 +242,13 @@ void check_algorithm(const Config& config, Faults& faults) {
       add(faults, "--rollout-stop: found a text of {} bytes, wanted 1 to 1024", text.size());
     }
   }
-  if (config.rollout.n_samples_per_prompt == 1 && algorithm.rewards_normalization &&
-      algorithm.advantage_estimator == AdvantageEstimator::grpo) {
-    add(faults,
-        "--n-samples-per-prompt: found 1 with --advantage-estimator grpo: the advantage of a group "
-        "of one is always 0; give 2 or more, or --disable-rewards-normalization");
-  }
   if (algorithm.eps_clip_high && *algorithm.eps_clip_high < algorithm.eps_clip) {
     add(faults, "--eps-clip-high: found {}, below eps_clip {}; give at least that, or leave it out",
         *algorithm.eps_clip_high, algorithm.eps_clip);
   }
+  check_estimator(config, faults);
+  check_kl(algorithm, faults);
+  check_mismatch(algorithm, faults);
 }
 
 void check_optimizer(const OptimizerConfig& optimizer, Faults& faults) {
@@ -198,12 +264,29 @@ void check_optimizer(const OptimizerConfig& optimizer, Faults& faults) {
     add(faults, "--lr-decay-iters: found {}, wanted more than lr_warmup_iters {}",
         *optimizer.lr_decay_iters, optimizer.lr_warmup_iters);
   }
+  if (optimizer.lr_warmup_fraction && optimizer.lr_warmup_iters > 0) {
+    add(faults, "--lr-warmup-fraction: found {} with lr_warmup_iters {}; give one of the two",
+        *optimizer.lr_warmup_fraction, optimizer.lr_warmup_iters);
+  }
+  const bool wsd = optimizer.lr_decay_style == LrDecayStyle::wsd;
+  if (wsd && !optimizer.lr_wsd_decay_iters) {
+    add(faults, "--lr-wsd-decay-iters: not given; say how many steps the decay of WSD takes");
+  }
+  if (!wsd && optimizer.lr_wsd_decay_iters) {
+    add(faults, "--lr-wsd-decay-iters: found {} with lr_decay_style {}; only WSD reads it",
+        *optimizer.lr_wsd_decay_iters, name_of(optimizer.lr_decay_style));
+  }
 }
 
 void check_train(const TrainConfig& train, Faults& faults) {
   const std::int64_t leaves = train.gradient_leaves;
   if (leaves > 0 && (leaves & (leaves - 1)) != 0) {
     add(faults, "--gradient-leaves: found {}, wanted a power of two, such as 8", leaves);
+  }
+  if (train.calculate_per_token_loss && train.constant_loss_length) {
+    add(faults,
+        "--constant-loss-length: found {} with --calculate-per-token-loss; give one of the two",
+        *train.constant_loss_length);
   }
 }
 
@@ -244,16 +327,14 @@ void check_output(const Config& config, Faults& faults) {
   }
 }
 
-void look_for_model(const ModelOptions& model, Faults& faults) {
-  if (model.hf_checkpoint.empty()) return;
-  if (!std::filesystem::is_directory(model.hf_checkpoint)) {
-    add(faults, "--hf-checkpoint: '{}' is not a folder; give a model's folder in Hugging Face form",
-        model.hf_checkpoint);
-  } else if (!std::filesystem::exists(model.hf_checkpoint + "/config.json")) {
-    add(faults,
-        "--hf-checkpoint: '{}' has no config.json; give a model's folder in Hugging Face "
-        "form",
-        model.hf_checkpoint);
+void look_for_model(std::string_view flag, const std::string& folder, Faults& faults) {
+  if (folder.empty()) return;
+  if (!std::filesystem::is_directory(folder)) {
+    add(faults, "{}: '{}' is not a folder; give a model's folder in Hugging Face form", flag,
+        folder);
+  } else if (!std::filesystem::exists(folder + "/config.json")) {
+    add(faults, "{}: '{}' has no config.json; give a model's folder in Hugging Face form", flag,
+        folder);
   }
 }
 
@@ -324,7 +405,10 @@ std::vector<std::string> validate(const ServeConfig& config) {
 
 std::vector<std::string> missing_files(const Config& config) {
   Faults faults;
-  look_for_model(config.model, faults);
+  look_for_model("--hf-checkpoint", config.model.hf_checkpoint, faults);
+  if (config.algorithm.uses_reference()) {
+    look_for_model("--ref-load", config.algorithm.ref_load, faults);
+  }
   look_for_file("--prompt-data", prompt_file(config.data.prompt_data), faults);
   const std::vector<std::string>& sets = config.evaluate.eval_prompt_data;
   if (sets.size() == 1) look_for_file("--eval-prompt-data", prompt_file(sets[0]), faults);
@@ -336,14 +420,14 @@ std::vector<std::string> missing_files(const Config& config) {
 
 std::vector<std::string> missing_files(const GenerateConfig& config) {
   Faults faults;
-  look_for_model(config.model, faults);
+  look_for_model("--hf-checkpoint", config.model.hf_checkpoint, faults);
   look_for_file("--input", config.input, faults);
   return faults;
 }
 
 std::vector<std::string> missing_files(const ScoreConfig& config) {
   Faults faults;
-  look_for_model(config.model, faults);
+  look_for_model("--hf-checkpoint", config.model.hf_checkpoint, faults);
   look_for_file("--input", config.input, faults);
   return faults;
 }
@@ -356,7 +440,7 @@ std::vector<std::string> missing_files(const SelftestConfig& config) {
 
 std::vector<std::string> missing_files(const ServeConfig& config) {
   Faults faults;
-  look_for_model(config.model, faults);
+  look_for_model("--hf-checkpoint", config.model.hf_checkpoint, faults);
   return faults;
 }
 

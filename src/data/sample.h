@@ -7,6 +7,7 @@
 // holds the prompt's ids followed by exactly the sampled ids (never re-tokenised).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -55,6 +56,9 @@ struct Sample {
 
   std::int64_t prompt_length() const {
     return static_cast<std::int64_t>(tokens.size()) - response_length;
+  }
+  std::int64_t loss_tokens() const {
+    return std::count(loss_mask.begin(), loss_mask.end(), std::uint8_t{1});
   }
 };
 

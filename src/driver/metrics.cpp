@@ -9,7 +9,14 @@ namespace tandem {
 const Declarations& train_declarations() {
   static const Declarations declarations({
       {"rollout/raw_reward", Reduction::mean, "reward as the rule gave it, over samples"},
-      {"rollout/advantages", Reduction::mean, "advantage over samples"},
+      {"rollout/rewards", Reduction::mean, "advantage of a sample before it becomes one per token"},
+      {"rollout/advantages", Reduction::mean, "advantage of a loss token"},
+      {"rollout/returns", Reduction::mean, "the same before whitening"},
+      {"rollout/log_probs", Reduction::mean, "the trainer's, with the rollout's weights"},
+      {"rollout/rollout_log_probs", Reduction::mean, "the engine's"},
+      {"rollout/ref_log_probs", Reduction::mean, "the reference model's"},
+      {"rollout/kl", Reduction::mean, "KL in the reward, by --kl-loss-type"},
+      {"rollout/entropy", Reduction::mean, "entropy with the rollout's weights"},
       {"rollout/response_len/*", Reduction::mean, "tokens of a response"},
       {"rollout/truncated_ratio", Reduction::mean, "share of responses cut at the length limit"},
       {"rollout/zero_std/count", Reduction::sum, "groups whose rewards are all equal"},
@@ -18,6 +25,18 @@ const Declarations& train_declarations() {
        "share of prompt tokens that the engine had not to compute"},
       {"rollout/avg_cached_tokens_per_sample", Reduction::mean, "such tokens of a sample"},
       {"train/loss", Reduction::mean, "the loss that was differentiated"},
+      {"train/pg_loss", Reduction::mean, "its policy part"},
+      {"train/entropy_loss", Reduction::mean, "entropy of the present policy"},
+      {"train/kl_loss", Reduction::mean, "KL against the reference, by --kl-loss-type"},
+      {"train/ess_ratio", Reduction::mean,
+       "effective share of a sample's tokens under the ratios of new to old probability"},
+      {"train/opsm_clipfrac", Reduction::mean, "share of loss tokens masked by --use-opsm"},
+      {"train/ois", Reduction::mean, "ratio of new to old probability"},
+      {"train/tis", Reduction::mean, "ratio of trainer to engine probability, before any bound"},
+      {"train/tis_abs", Reduction::mean, "|that ratio - 1|"},
+      {"train/tis_clipfrac", Reduction::mean, "share of loss tokens whose weight is not the ratio"},
+      {"train/tis_weight", Reduction::mean, "what the policy loss was multiplied by"},
+      {"train/rs_rejected_frac", Reduction::mean, "share of loss tokens that left the loss"},
       {"train/pg_clipfrac", Reduction::mean, "share of loss tokens on the clipped branch"},
       {"train/ppo_kl", Reduction::mean, "old minus new log-probability (k1)"},
       {"train/train_rollout_logprob_abs_diff", Reduction::mean,
@@ -33,6 +52,7 @@ const Declarations& train_declarations() {
       {"perf/train_time", Reduction::max, "seconds of the train call"},
       {"perf/actor_train_time", Reduction::max, "seconds of forward and backward"},
       {"perf/log_probs_time", Reduction::max, "seconds of the forward-only pass"},
+      {"perf/ref_log_probs_time", Reduction::max, "seconds of the reference's forward"},
       {"perf/optimizer_time", Reduction::max, "seconds of gradient sum, clipping and AdamW"},
       {"perf/actor_train_tok_per_s", Reduction::mean, "rows of the packed forward a second"},
       {"perf/update_weights_time", Reduction::max,
@@ -80,7 +100,7 @@ void add_rollout_metrics(Row& row, std::span<const Sample> samples,
   double tokens = 0, cached = 0, prompt = 0;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     row.add("rollout/raw_reward", samples[i].reward);
-    row.add("rollout/advantages", advantages.advantages[i]);
+    row.add("rollout/rewards", advantages.advantages[i]);
     row.add("rollout/truncated_ratio", truncated(samples[i]));
     tokens += static_cast<double>(samples[i].response_length);
     cached += static_cast<double>(samples[i].cached_tokens);
@@ -99,13 +119,10 @@ void add_rollout_metrics(Row& row, std::span<const Sample> samples,
 
 void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
   double forward_tokens = 0;
+  for (const auto& [name, value] : result.rollout_means) row.add(name, value);
   for (const StepMetrics& m : result.steps) {
-    row.add("train/loss", m.loss);
-    row.add("train/pg_clipfrac", m.pg_clipfrac);
-    row.add("train/ppo_kl", m.ppo_kl);
-    row.add("train/train_rollout_logprob_abs_diff", m.rollout_abs_diff);
+    for (const auto& [name, value] : m.means) row.add(name, value);
     row.add("train/train_rollout_logprob_abs_diff_max", m.rollout_abs_diff_max);
-    row.add("train/train_rollout_kl", m.rollout_kl);
     row.add("train/grad_norm", m.grad_norm);
     row.add("train/lr-pg_0", m.lr);
     row.add("train/skipped_steps", m.skipped ? 1.0 : 0.0);
@@ -116,6 +133,7 @@ void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
   row.add("perf/train_time", seconds);
   row.add("perf/actor_train_time", result.forward_backward_seconds);
   row.add("perf/log_probs_time", result.log_probs_seconds);
+  if (result.reference_seconds > 0) row.add("perf/ref_log_probs_time", result.reference_seconds);
   row.add("perf/optimizer_time", result.optimizer_seconds);
   row.add("perf/actor_train_tok_per_s", forward_tokens / result.forward_backward_seconds);
 }

@@ -51,6 +51,7 @@ class TrainLoop {
   void load_data();
   void size_kv_cache();
   void step(std::int64_t id);
+  void check_skipped(std::int64_t id, const TrainResult& trained);
   void evaluate_all(std::int64_t id);
   bool evaluates_after(std::int64_t id) const;
   void write_row(std::int64_t id, const Row& row);
@@ -68,6 +69,7 @@ class TrainLoop {
   std::vector<std::unique_ptr<Sink>> sinks_;
   std::optional<Fleet> fleet_;
   std::optional<RolloutMaker> maker_;
+  std::int64_t skipped_steps_ = 0;  // in a row, up to the last one
 };
 
 void TrainLoop::load_data() {
@@ -196,9 +198,10 @@ void TrainLoop::step(std::int64_t id) {
     rewards.push_back(s.reward);
   }
   const auto advantages =
-      grpo_advantages(prompt_ids, rewards,
-                      {.rewards_normalization = config_.algorithm.rewards_normalization,
-                       .grpo_std_normalization = config_.algorithm.grpo_std_normalization});
+      group_advantages(prompt_ids, rewards,
+                       {.estimator = config_.algorithm.advantage_estimator,
+                        .rewards_normalization = config_.algorithm.rewards_normalization,
+                        .grpo_std_normalization = config_.algorithm.grpo_std_normalization});
   batch.advantages = advantages.advantages;
   add_rollout_metrics(row, batch.samples, advantages, generated - start,
                       config_.cluster.rollout_num_gpus.value());
@@ -216,10 +219,11 @@ void TrainLoop::step(std::int64_t id) {
       });
   progress_.end();
   add_train_metrics(row, trained, monotonic_seconds() - train_start);
-  for (const StepMetrics& m : trained.steps)
-    if (m.skipped)
-      TD_LOG(warn, "step {}: gradient norm {}: the optimizer step was skipped, no state changed",
-             id + 1, m.grad_norm);
+  check_skipped(id, trained);
+  if (const auto every = config_.algorithm.ref_update_interval; every && (id + 1) % *every == 0) {
+    fleet_->trainer().update_reference(Deadline::after(control_seconds()));
+    TD_LOG(info, "step {}: the present model is the reference from here on", id + 1);
+  }
 
   add_update_metrics(row, fleet_->update_weights(Deadline::after(control_seconds())));
   const double seconds = monotonic_seconds() - start;
@@ -227,6 +231,22 @@ void TrainLoop::step(std::int64_t id) {
   row.add("perf/train_wait_time", seconds - row.value("perf/train_time"));
   write_row(id, row);
   if (evaluates_after(id)) evaluate_all(id);
+}
+
+// A gradient that is not finite again and again will not mend itself.
+void TrainLoop::check_skipped(std::int64_t id, const TrainResult& trained) {
+  for (const StepMetrics& m : trained.steps) {
+    skipped_steps_ = m.skipped ? skipped_steps_ + 1 : 0;
+    if (!m.skipped) continue;
+    TD_LOG(warn, "step {}: gradient norm {}: the optimizer step was skipped, no state changed",
+           id + 1, m.grad_norm);
+    const std::int64_t most = config_.train.max_skipped_steps;
+    TD_CHECK(most == 0 || skipped_steps_ < most,
+             "--max-skipped-steps: {} optimizer steps in a row had a gradient that is not finite, "
+             "the last at step {}; the samples are in {}/rollouts; lower --lr, or bound the ratio "
+             "or the KL that grew",
+             skipped_steps_, id + 1, config_.logging.run_dir);
+  }
 }
 
 bool TrainLoop::evaluates_after(std::int64_t id) const {

@@ -351,6 +351,7 @@ struct HeadLogProbs : Function<HeadLogProbs> {
                                bool with_entropy) {
     remember(ctx, *head);
     ctx->saved_data["temperature"] = temperature;
+    ctx->set_materialize_grads(false);  // an entropy that is only looked at costs no backward
     const std::int64_t rows = hidden.size(0), chunk = head_chunk(*head);
     const auto f32 = f32_like(hidden);
     auto log_probs = at::empty({rows}, f32), lse = at::empty({rows}, f32);

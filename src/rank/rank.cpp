@@ -112,7 +112,16 @@ class RankProcess {
                              .longest_sequence = longest_sequence(config_),
                              .temperature = config_.rollout.rollout_temperature,
                              .perturb = config_.debug.debug_perturb_kernel == Side::trainer},
-                            folder_, *trainer_arena_, trainer_group_);
+                            {folder_, *trainer_arena_}, open_reference(), trainer_group_);
+  }
+
+  // The reference model's weights in an arena of their own, if a KL reads them.
+  std::optional<RoleWeights> open_reference() {
+    if (!config_.algorithm.uses_reference()) return std::nullopt;
+    reference_ = std::make_unique<Weights>(config_.algorithm.ref_load, element_, place_);
+    TD_LOG(info, "reference model: {}, weights {}", config_.algorithm.ref_load,
+           human_bytes(static_cast<double>(reference_->arena.layout().bytes)));
+    return RoleWeights{reference_->folder, reference_->arena};
   }
 
   void open_engine() {
@@ -277,6 +286,7 @@ class RankProcess {
   std::optional<Store> store_;
   std::unique_ptr<Arena> trainer_arena_, engine_arena_, staging_;
   Group trainer_group_, engine_group_;
+  std::unique_ptr<Weights> reference_;  // null: no KL
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Fanout> fanout_;
   std::unique_ptr<FanoutReader> plans_;

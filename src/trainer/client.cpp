@@ -23,6 +23,7 @@ TrainResult slowest(const std::vector<TrainResult>& results) {
         std::max(out.forward_backward_seconds, r.forward_backward_seconds);
     out.optimizer_seconds = std::max(out.optimizer_seconds, r.optimizer_seconds);
     out.log_probs_seconds = std::max(out.log_probs_seconds, r.log_probs_seconds);
+    out.reference_seconds = std::max(out.reference_seconds, r.reference_seconds);
   }
   return out;
 }
@@ -68,6 +69,10 @@ TrainResult TrainerClient::train(
                ranks_.front().url(""));
   }
   return slowest(results);
+}
+
+void TrainerClient::update_reference(Deadline deadline) {
+  answer("/trainer/update_reference", "{}", deadline);
 }
 
 void TrainerClient::save_hf(const std::string& folder, Deadline deadline) {

@@ -26,6 +26,8 @@ class TrainerClient {
   // rank's counts. Error too if the ranks' results differ: their weights would.
   TrainResult train(const TrainBatch& batch, std::int64_t total_steps, Deadline deadline,
                     const std::function<void(std::int64_t done, std::int64_t total)>& on_progress);
+  // The present weights become the reference's.
+  void update_reference(Deadline deadline);
   // Writes the present weights as a Hugging Face folder on the rank's file system.
   void save_hf(const std::string& folder, Deadline deadline);
 

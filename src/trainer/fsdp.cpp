@@ -1,10 +1,9 @@
 // One step: leaves → micro-batches (forward, loss, backward) → gradient tree → norm → AdamW →
-// arena. Means are kept per sample until the end, so that no number depends on the cut into
-// micro-batches.
+// arena; and what is fixed before a rollout's first step. Means are kept per sample until the end,
+// so that no number depends on the cut into micro-batches.
 #include "trainer/fsdp.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,46 +12,90 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "checkpoint/weights.h"
-#include "rl/losses.h"
 #include "trainer/schedule.h"
 
 namespace tandem {
+namespace {
 
-// One row of doubles per sample of the step. A rank fills the rows of its samples, the others stay
-// 0, so the sum over ranks is exact and adding rows in id order gives the same bits on any ranks.
-struct FsdpTrainer::TokenMeans {
-  enum Column {
-    kLoss,
-    kClipped,
-    kKl,
-    kAbsDiff,
-    kRolloutKl,
-    kMaxDiff,
-    kForwardTokens,
-    kMicro,
-    kColumns
-  };
-  explicit TokenMeans(std::size_t samples) : values(samples * kColumns, 0.0) {}
-  double& at(std::int64_t sample, Column c) { return values[sample * kColumns + c]; }
-  std::vector<double> values;
-  std::vector<std::int64_t> row_of;  // batch index -> row
-};
+// Mean over the loss tokens of all samples, added as TokenMeans adds.
+double mean_of(const TrainBatch& batch, const TokenValues& values, const TokenWeights& weights) {
+  double sum = 0;
+  for (const std::int64_t i : order_by_id(batch)) {
+    const Sample& s = batch.samples[i];
+    const double w = weights.mean(std::max<std::int64_t>(s.loss_tokens(), 1));
+    double of_sample = 0;
+    for (std::size_t t = 0; t < s.loss_mask.size(); ++t)
+      if (s.loss_mask[t]) of_sample += w * static_cast<double>(values[i][t]);
+    sum += of_sample;
+  }
+  return sum;
+}
 
-FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, const HfFolder& folder, Arena& arena,
-                         Group& group)
+// The KL estimate of every response token; `policy` null: the engine's log-probabilities.
+TokenValues token_kl(const TrainBatch& batch, const TokenValues* policy,
+                     const TokenValues& reference, KlLossType type) {
+  TokenValues out;
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
+    const auto kl = approximate_kl(at::tensor(policy ? (*policy)[i] : batch.samples[i].log_probs),
+                                   at::tensor(reference[i]), type);
+    out.emplace_back(kl.data_ptr<float>(), kl.data_ptr<float>() + kl.numel());
+  }
+  return out;
+}
+
+// Whether weights of one layout can be copied into the other.
+bool same_layout(const ArenaLayout& a, const ArenaLayout& b) {
+  return a.element == b.element && a.bytes == b.bytes &&
+         std::equal(a.entries.begin(), a.entries.end(), b.entries.begin(), b.entries.end(),
+                    [](const ArenaEntry& x, const ArenaEntry& y) {
+                      return x.hf_name == y.hf_name && x.hf_shape == y.hf_shape;
+                    });
+}
+
+}  // namespace
+
+FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
+                         std::optional<RoleWeights> reference, Group& group)
     : setup_(setup),
-      folder_(folder),
-      arena_(arena),
+      weights_(actor),
       group_(group),
-      model_(folder.config(), arena, nullptr, nullptr),
-      optimizer_(arena.layout().flat_elements, group, arena.place()),
-      gradients_(arena.layout().flat_elements, arena.place()) {
-  if (setup.longest_sequence > 0) model_.set_longest_sequence(setup.longest_sequence);
-  if (setup.perturb) model_.perturb();
-  load_flat(folder, arena.layout(), optimizer_.begin(), optimizer_.end(),
+      actor_(actor.folder.config(), actor.arena),
+      optimizer_(actor.arena.layout().flat_elements, group, actor.arena.place()),
+      gradients_(actor.arena.layout().flat_elements, actor.arena.place()) {
+  if (setup.longest_sequence > 0) actor_.model().set_longest_sequence(setup.longest_sequence);
+  if (setup.perturb) actor_.model().perturb();
+  load_flat(actor.folder, actor.arena.layout(), optimizer_.begin(), optimizer_.end(),
             [this](std::int64_t begin, std::span<const float> values) {
               optimizer_.master().write(begin - optimizer_.begin(), values);
             });
+  if (!reference) return;
+  const std::int64_t vocabulary = reference->folder.config().vocab_size;
+  TD_CHECK(vocabulary == actor.folder.config().vocab_size,
+           "--ref-load: {} has {} tokens in its vocabulary, the model {}; a reference must share "
+           "the model's tokenizer",
+           reference->folder.path(), vocabulary, actor.folder.config().vocab_size);
+  TD_CHECK(!setup.algorithm.ref_update_interval ||
+               same_layout(actor.arena.layout(), reference->arena.layout()),
+           "--ref-update-interval: {} is of another shape than the model, so the model cannot take "
+           "its place; leave the flag out",
+           reference->folder.path());
+  reference_.emplace(reference->folder.config(), reference->arena);
+}
+
+void FsdpTrainer::update_reference() {
+  TD_CHECK(reference_, "reference model: there is none; ask for a KL (--use-kl-loss or --kl-coef)");
+  const ArenaLayout& layout = weights_.arena.layout();
+  Arena& target = reference_->arena();
+  TD_CHECK(same_layout(layout, target.layout()), "reference model: its shape is not the model's");
+  for (std::size_t i = 0; i < layout.storages.size(); ++i) {
+    const auto bytes = [&](const Arena& arena) {
+      return at::from_blob(arena.storage_data(static_cast<std::int64_t>(i)),
+                           {layout.storages[i].bytes},
+                           at::dtype(at::kByte).device(device_of(arena.place())));
+    };
+    bytes(target).copy_(bytes(weights_.arena));
+  }
+  target.set_version(target.version() + 1);
 }
 
 std::vector<Leaf> FsdpTrainer::plan(const TrainBatch& batch,
@@ -71,117 +114,11 @@ std::vector<Leaf> FsdpTrainer::plan(const TrainBatch& batch,
   return leaves;
 }
 
-at::Tensor FsdpTrainer::forward(PackedBatch& packed) {
-  if (!pool_ || pool_->num_blocks() < packed.num_blocks())
-    pool_.emplace(model_.attention_shape(), model_.element(), 1,
-                  std::max<std::int64_t>(packed.num_blocks() * 5 / 4, 64), model_.place());
-  packed.context.pool = &*pool_;
-  return model_.forward(packed.tokens, packed.positions, packed.context);
-}
-
-std::vector<TokenId> FsdpTrainer::loss_ids(const PackedBatch& packed) const {
-  std::vector<TokenId> ids;
-  for (const LossToken& t : packed.loss) ids.push_back(t.id);
-  return ids;
-}
-
-at::Tensor FsdpTrainer::loss_hidden(const at::Tensor& hidden, const PackedBatch& packed) const {
-  const auto rows =
-      at::empty({static_cast<std::int64_t>(packed.loss.size())}, at::dtype(at::kLong));
-  for (std::size_t i = 0; i < packed.loss.size(); ++i)
-    rows.data_ptr<std::int64_t>()[i] = packed.loss[i].row;
-  return hidden.index_select(0, rows.to(hidden.device()));
-}
-
-namespace {
-
-std::vector<const Sample*> pointers(const TrainBatch& batch, const MicroBatch& micro) {
-  std::vector<const Sample*> out;
-  for (std::int64_t s : micro.samples) out.push_back(&batch.samples[s]);
-  return out;
-}
-
-// Indices into the batch by sample id: the order in which everything is trained and added.
-std::vector<std::int64_t> order_by_id(const TrainBatch& batch) {
-  std::vector<std::int64_t> order(batch.samples.size());
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return batch.samples[a].id < batch.samples[b].id;
-  });
-  return order;
-}
-
-std::int64_t loss_tokens(const Sample& s) {
-  return std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1});
-}
-
-at::Tensor filled(std::size_t n, at::Device device, auto&& value) {
-  auto t = at::empty({static_cast<std::int64_t>(n)}, at::dtype(at::kFloat));
-  for (std::size_t i = 0; i < n; ++i) t.template data_ptr<float>()[i] = value(i);
-  return t.to(device);
-}
-
-}  // namespace
-
-void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micro,
-                                  TokenMeans& means) {
-  const auto samples = pointers(input.batch, micro);
-  PackedBatch packed(samples, setup_.train.share_prompt);
-  const std::int64_t first = means.row_of[micro.samples.front()];
-  means.at(first, TokenMeans::kForwardTokens) += static_cast<double>(packed.num_rows());
-  means.at(first, TokenMeans::kMicro) += 1;
-  if (packed.loss.empty()) return;
-
-  // Advantages that are all 0 (groups of equal rewards) give a gradient of exactly 0, so such a
-  // micro-batch goes forward only, for its metrics. NaN is not 0: it must reach the gradient.
-  const bool learns = std::any_of(micro.samples.begin(), micro.samples.end(), [&](std::int64_t s) {
-    return input.batch.advantages[s] != 0.0f;
-  });
-  const c10::AutoGradMode mode(learns);
-  const auto hidden = loss_hidden(forward(packed), packed);
-  const auto log_probs = head_log_probs(hidden, loss_ids(packed), model_.head(),
-                                        static_cast<float>(setup_.temperature), false)
-                             .log_probs;
-  const auto& loss = packed.loss;
-  const at::Device device = log_probs.device();
-  auto batch_index = [&](std::size_t i) { return micro.samples[loss[i].sample]; };
-  const auto old = input.old_log_probs
-                       ? filled(loss.size(), device,
-                                [&](std::size_t i) {
-                                  return (*input.old_log_probs)[batch_index(i)][loss[i].position];
-                                })
-                       : log_probs.detach();
-  const auto advantages = filled(
-      loss.size(), device, [&](std::size_t i) { return input.batch.advantages[batch_index(i)]; });
-  std::vector<double> weight(samples.size());  // of one token of the sample in the loss
-  for (std::size_t s = 0; s < samples.size(); ++s)
-    weight[s] = setup_.train.calculate_per_token_loss
-                    ? input.token_weight
-                    : input.sample_weight / static_cast<double>(loss_tokens(*samples[s]));
-  const auto weights = filled(loss.size(), device, [&](std::size_t i) {
-    return static_cast<float>(weight[loss[i].sample]);
-  });
-  const auto terms =
-      policy_loss(log_probs, old, advantages, setup_.algorithm.eps_clip,
-                  setup_.algorithm.eps_clip_high.value_or(setup_.algorithm.eps_clip));
-  if (learns) (terms.loss * weights).sum().backward();
-
-  const at::Tensor token_loss = terms.loss.detach().to(at::kCPU);
-  const at::Tensor clipped = terms.clipped.to(at::kCPU), kl = terms.ppo_kl.to(at::kCPU),
-                   before = old.to(at::kCPU);
-  for (std::size_t i = 0; i < loss.size(); ++i) {
-    const std::int64_t row = means.row_of[batch_index(i)];
-    const double w = weight[loss[i].sample];
-    const float engine = input.batch.samples[batch_index(i)].log_probs[loss[i].position];
-    const double d = static_cast<double>(before.data_ptr<float>()[i]) - static_cast<double>(engine);
-    means.at(row, TokenMeans::kLoss) += w * static_cast<double>(token_loss.data_ptr<float>()[i]);
-    means.at(row, TokenMeans::kClipped) += w * static_cast<double>(clipped.data_ptr<float>()[i]);
-    means.at(row, TokenMeans::kKl) += w * static_cast<double>(kl.data_ptr<float>()[i]);
-    means.at(row, TokenMeans::kAbsDiff) += w * std::abs(d);
-    means.at(row, TokenMeans::kRolloutKl) += w * (std::exp(d) - 1.0 - d);
-    double& max = means.at(row, TokenMeans::kMaxDiff);
-    max = std::abs(d) > max || d != d ? std::abs(d) : max;
-  }
+TokenWeights FsdpTrainer::token_weights(const TrainBatch& batch,
+                                        const std::vector<std::int64_t>& samples) const {
+  std::vector<std::int64_t> tokens;
+  for (const std::int64_t i : samples) tokens.push_back(batch.samples[i].loss_tokens());
+  return {tokens, setup_.train.calculate_per_token_loss, setup_.train.constant_loss_length};
 }
 
 StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_steps,
@@ -189,25 +126,21 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
   const auto leaves = plan(input.batch, input.samples);
   const auto [first, last] =
       leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
-  TokenMeans means(input.samples.size());
-  means.row_of.assign(input.batch.samples.size(), -1);
-  for (std::size_t i = 0; i < input.samples.size(); ++i)
-    means.row_of[input.samples[i]] = static_cast<std::int64_t>(i);
-
+  TokenMeans means(input.samples, input.batch.samples.size());
   for (std::int64_t l = first; l < last; ++l)
     progress.total += static_cast<std::int64_t>(leaves[l].micro_batches.size());
   const double start = monotonic_seconds();
   gradients_.begin_batch();
   for (std::int64_t l = first; l < last; ++l) {
-    model_.set_grads(gradients_.begin_leaf());
+    actor_.model().set_grads(gradients_.begin_leaf());
     for (const MicroBatch& m : leaves[l].micro_batches) {
       run_micro_batch(input, m, means);
       ++progress.done;
     }
-    model_.finish_grads();
+    actor_.model().finish_grads();
     gradients_.end_leaf();
   }
-  model_.set_grads(nullptr);
+  actor_.model().set_grads(nullptr);
   const double middle = monotonic_seconds();
   result.forward_backward_seconds += middle - start;
 
@@ -222,25 +155,62 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
                                        .weight_decay = static_cast<float>(o.weight_decay)},
                                       o.clip_grad);
   metrics.skipped = !std::isfinite(metrics.grad_norm);
-  if (!metrics.skipped) optimizer_.publish(arena_);
+  if (!metrics.skipped) optimizer_.publish(weights_.arena);
   result.optimizer_seconds += monotonic_seconds() - middle;
 
-  if (group_.size() > 1) group_.all_reduce_sum(std::span<double>(means.values));
-  for (std::size_t i = 0; i < input.samples.size(); ++i) {
-    const auto row = static_cast<std::int64_t>(i);
-    metrics.loss += means.at(row, TokenMeans::kLoss);
-    metrics.pg_clipfrac += means.at(row, TokenMeans::kClipped);
-    metrics.ppo_kl += means.at(row, TokenMeans::kKl);
-    metrics.rollout_abs_diff += means.at(row, TokenMeans::kAbsDiff);
-    metrics.rollout_kl += means.at(row, TokenMeans::kRolloutKl);
-    const double max = means.at(row, TokenMeans::kMaxDiff);
-    if (max > metrics.rollout_abs_diff_max || max != max) metrics.rollout_abs_diff_max = max;
-    metrics.forward_tokens += static_cast<std::int64_t>(means.at(row, TokenMeans::kForwardTokens));
-    metrics.micro_batches += static_cast<std::int64_t>(means.at(row, TokenMeans::kMicro));
-    metrics.loss_tokens += loss_tokens(input.batch.samples[input.samples[i]]);
-  }
+  means.reduce(group_);
+  if (!input.values.corrections.empty())  // of the whole rollout, so every rank has them all
+    for (const std::int64_t i : input.samples)
+      record_mismatch(input, i, input.values.corrections[i], means);
+  means.report(metrics);
+  for (const std::int64_t i : input.samples)
+    metrics.loss_tokens += input.batch.samples[i].loss_tokens();
   metrics.num_samples = static_cast<std::int64_t>(input.samples.size());
   return metrics;
+}
+
+FsdpTrainer::RolloutValues FsdpTrainer::fix_values(const TrainBatch& batch, std::int64_t steps,
+                                                   TrainResult& result) {
+  const AlgorithmConfig& a = setup_.algorithm;
+  RolloutValues values;
+  const bool scores_old = a.rejects_tokens() ||
+                          ((a.get_mismatch_metrics || a.use_rollout_entropy) && steps > 1) ||
+                          ((a.kl_coef != 0.0 || steps > 1) && !a.use_rollout_logprobs);
+  double start = monotonic_seconds();
+  if (scores_old)
+    std::tie(values.old_log_probs, values.entropies) = score(actor_, batch, a.use_rollout_entropy);
+  result.log_probs_seconds = monotonic_seconds() - start;
+  start = monotonic_seconds();
+  if (a.uses_reference()) {
+    TD_CHECK(reference_, "reference model: there is none, but the settings ask for a KL");
+    values.reference_log_probs = score(*reference_, batch, false).first;
+  }
+  if (reference_) result.reference_seconds = monotonic_seconds() - start;
+  if (scores_old && measures_mismatch())
+    for (std::size_t i = 0; i < batch.samples.size(); ++i)
+      values.corrections.push_back(correct_mismatch(
+          values.old_log_probs[i], batch.samples[i].log_probs, batch.samples[i].loss_mask, a));
+
+  const TokenWeights weights = token_weights(batch, order_by_id(batch));
+  const auto report = [&](const char* name, const TokenValues& of) {
+    if (!of.empty()) result.rollout_means[name] = mean_of(batch, of, weights);
+  };
+  report("rollout/ref_log_probs", values.reference_log_probs);
+  report("rollout/entropy", values.entropies);
+  TokenValues engine;
+  for (const Sample& s : batch.samples) engine.push_back(s.log_probs);
+  report("rollout/rollout_log_probs", engine);
+  TokenValues kl;
+  if (a.kl_coef != 0.0) {
+    kl = token_kl(batch, a.use_rollout_logprobs ? nullptr : &values.old_log_probs,
+                  values.reference_log_probs, a.kl_loss_type);
+    report("rollout/kl", kl);
+  }
+  TokenAdvantages advantages = token_advantages(batch, kl, a);
+  report("rollout/returns", advantages.returns);
+  report("rollout/advantages", advantages.advantages);
+  values.advantages = std::move(advantages.advantages);
+  return values;
 }
 
 TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps) {
@@ -252,72 +222,86 @@ TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps
            steps);
   progress.done = progress.total = 0;
   TrainResult result;
-  std::vector<std::vector<float>> old;
-  if (steps > 1) {
-    const double start = monotonic_seconds();
-    old = log_probs(batch);
-    result.log_probs_seconds = monotonic_seconds() - start;
+  const RolloutValues values = fix_values(batch, steps, result);
+  std::optional<TrainBatch> without_rejected;
+  if (setup_.algorithm.rejects_tokens()) {
+    without_rejected = batch;
+    for (std::size_t i = 0; i < batch.samples.size(); ++i)
+      without_rejected->samples[i].loss_mask = values.corrections[i].mask;
   }
+  const TrainBatch& kept = without_rejected ? *without_rejected : batch;
   for (std::int64_t s = 0; s < steps; ++s) {
-    StepInput input{
-        .batch = batch,
-        .samples = {order.begin() + s * (count / steps), order.begin() + (s + 1) * (count / steps)},
-        .old_log_probs = steps > 1 ? &old : nullptr};
-    std::int64_t tokens = 0;
-    for (std::int64_t i : input.samples) tokens += loss_tokens(batch.samples[i]);
-    input.sample_weight = 1.0 / static_cast<double>(input.samples.size());
-    input.token_weight = tokens > 0 ? 1.0 / static_cast<double>(tokens) : 0.0;
+    const std::vector<std::int64_t> samples(order.begin() + s * (count / steps),
+                                            order.begin() + (s + 1) * (count / steps));
+    const StepInput input{.batch = kept,
+                          .whole = batch,
+                          .values = values,
+                          .samples = samples,
+                          .weights = token_weights(kept, samples),
+                          .whole_weights = token_weights(batch, samples),
+                          .first = s == 0,
+                          .single = steps == 1};
     result.steps.push_back(train_step(input, total_steps, result));
   }
   return result;
 }
 
-std::vector<std::vector<float>> FsdpTrainer::log_probs(const TrainBatch& batch) {
+TokenValues FsdpTrainer::log_probs(const TrainBatch& batch) {
+  return score(actor_, batch, false).first;
+}
+
+std::pair<TokenValues, TokenValues> FsdpTrainer::score(PackedModel& model, const TrainBatch& batch,
+                                                       bool with_entropy) {
   at::NoGradGuard no_grad;
-  const std::vector<std::int64_t> order = order_by_id(batch);
   std::vector<std::int64_t> offsets;
   std::int64_t total = 0;
   for (const Sample& s : batch.samples) {
     offsets.push_back(total);
     total += s.response_length;
   }
-  std::vector<float> flat(static_cast<std::size_t>(total), 0.0f);
-  const auto leaves = plan(batch, order);
+  // Each token is computed by one rank, the others add 0: exact.
+  std::vector<float> flat(static_cast<std::size_t>(total) * (with_entropy ? 2 : 1), 0.0f);
+  const auto leaves = plan(batch, order_by_id(batch));
   const auto [first, last] =
       leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
   for (std::int64_t l = first; l < last; ++l)
     for (const MicroBatch& m : leaves[l].micro_batches) {
-      PackedBatch packed(pointers(batch, m), setup_.train.share_prompt);
+      PackedBatch packed(samples_of(batch, m), setup_.train.share_prompt);
       if (packed.loss.empty()) continue;
-      const auto hidden = loss_hidden(forward(packed), packed);
-      const auto values = head_log_probs(hidden, loss_ids(packed), model_.head(),
-                                         static_cast<float>(setup_.temperature), false)
-                              .log_probs.to(at::kCPU);
-      for (std::size_t i = 0; i < packed.loss.size(); ++i)
-        flat[offsets[m.samples[packed.loss[i].sample]] + packed.loss[i].position] =
-            values.data_ptr<float>()[i];
+      const LogProbs scored = model.log_probs(packed, setup_.temperature, with_entropy);
+      const at::Tensor values = scored.log_probs.to(at::kCPU);
+      const at::Tensor entropy = with_entropy ? scored.entropy.to(at::kCPU) : at::Tensor();
+      for (std::size_t i = 0; i < packed.loss.size(); ++i) {
+        const LossToken& token = packed.loss[i];
+        const std::int64_t at = offsets[m.samples[token.sample]] + token.position;
+        flat[at] = values.data_ptr<float>()[i];
+        if (with_entropy) flat[total + at] = entropy.data_ptr<float>()[i];
+      }
     }
   if (group_.size() > 1) group_.all_reduce_sum(std::span<float>(flat));
-  std::vector<std::vector<float>> out;
-  for (std::size_t i = 0; i < batch.samples.size(); ++i)
-    out.emplace_back(flat.begin() + offsets[i],
-                     flat.begin() + offsets[i] + batch.samples[i].response_length);
+  std::pair<TokenValues, TokenValues> out;
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
+    const auto begin = flat.begin() + offsets[i], end = begin + batch.samples[i].response_length;
+    out.first.emplace_back(begin, end);
+    if (with_entropy) out.second.emplace_back(begin + total, end + total);
+  }
   return out;
 }
 
 void FsdpTrainer::save_hf(const std::string& target) {
-  std::vector<float> flat(static_cast<std::size_t>(arena_.layout().flat_elements));
+  std::vector<float> flat(static_cast<std::size_t>(weights_.arena.layout().flat_elements));
   optimizer_.gather(flat);
   if (group_.rank() == 0)
-    save_flat(target, folder_.path(), folder_.config(), arena_.layout(), flat);
+    save_flat(target, weights_.folder.path(), weights_.folder.config(), weights_.arena.layout(),
+              flat);
   group_.barrier();
 }
 
-std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder,
-                                      Arena& arena, Group& group) {
+std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, RoleWeights actor,
+                                      std::optional<RoleWeights> reference, Group& group) {
   switch (setup.train.train_backend) {
     case TrainBackend::fsdp:
-      return std::make_unique<FsdpTrainer>(setup, folder, arena, group);
+      return std::make_unique<FsdpTrainer>(setup, actor, reference, group);
     case TrainBackend::megatron:
     case TrainBackend::torchtitan:
       break;

@@ -6,51 +6,78 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "data/packing.h"
-#include "model/model.h"
+#include "rl/advantages.h"
+#include "rl/losses.h"
+#include "rl/mismatch.h"
 #include "trainer/gradients.h"
 #include "trainer/optimizer.h"
-#include "trainer/packed_batch.h"
+#include "trainer/packed_model.h"
+#include "trainer/token_means.h"
 #include "trainer/trainer.h"
 
 namespace tandem {
 
 class FsdpTrainer final : public Trainer {
  public:
-  FsdpTrainer(const TrainerSetup& setup, const HfFolder& folder, Arena& arena, Group& group);
+  FsdpTrainer(const TrainerSetup& setup, RoleWeights actor, std::optional<RoleWeights> reference,
+              Group& group);
 
   TrainResult train(const TrainBatch& batch, std::int64_t total_steps) override;
-  std::vector<std::vector<float>> log_probs(const TrainBatch& batch) override;
+  TokenValues log_probs(const TrainBatch& batch) override;
+  void update_reference() override;
   void save_hf(const std::string& target) override;
   std::int64_t optimizer_steps() const override { return optimizer_.steps(); }
 
  private:
-  struct TokenMeans;  // per-sample metrics of a step, exchanged once at its end
-  struct StepInput {
-    const TrainBatch& batch;
-    std::vector<std::int64_t> samples;                     // indices, in id order
-    const std::vector<std::vector<float>>* old_log_probs;  // null: the forward's own
-    double sample_weight = 0;                              // 1 / samples, sample mean
-    double token_weight = 0;                               // 1 / loss tokens, token mean
+  // What is fixed before the first optimizer step of a rollout.
+  struct RolloutValues {
+    TokenValues old_log_probs;        // of the rollout's weights; empty: each step's own forward
+    TokenValues entropies;            // beside them, or empty
+    TokenValues reference_log_probs;  // empty: no reference
+    TokenValues advantages;
+    std::vector<MismatchCorrection> corrections;  // empty: made from the step's own forward
   };
+  struct StepInput {
+    const TrainBatch& batch;  // its masks without rejected tokens
+    const TrainBatch& whole;  // its masks as they came
+    const RolloutValues& values;
+    std::vector<std::int64_t> samples;  // indices, in id order
+    TokenWeights weights, whole_weights;
+    bool first;   // no optimizer step of this rollout lies before it
+    bool single;  // none after it either
+  };
+  struct Scored;  // one micro-batch's forward, with what it is compared with
 
   std::vector<Leaf> plan(const TrainBatch& batch, const std::vector<std::int64_t>& samples) const;
+  // Log-probabilities (and entropies) of every loss token, gathered over ranks; 0 elsewhere.
+  std::pair<TokenValues, TokenValues> score(PackedModel& model, const TrainBatch& batch,
+                                            bool with_entropy);
+  RolloutValues fix_values(const TrainBatch& batch, std::int64_t steps, TrainResult& result);
   StepMetrics train_step(const StepInput& input, std::int64_t total_steps, TrainResult& result);
   void run_micro_batch(const StepInput& input, const MicroBatch& micro, TokenMeans& means);
-  at::Tensor forward(PackedBatch& packed);
-  std::vector<TokenId> loss_ids(const PackedBatch& packed) const;
-  at::Tensor loss_hidden(const at::Tensor& hidden, const PackedBatch& packed) const;
+  bool learns(const StepInput& input, const MicroBatch& micro) const;
+  Scored compare(const StepInput& input, const MicroBatch& micro, const PackedBatch& packed,
+                 const LogProbs& now, TokenMeans& means) const;
+  void record(const StepInput& input, const Scored& scored, const LossTerms& terms,
+              TokenMeans& means) const;
+  void record_mismatch(const StepInput& input, std::int64_t sample,
+                       const MismatchCorrection& correction, TokenMeans& means) const;
+  bool measures_mismatch() const;
+  bool measures_rollout_entropy(const StepInput& input) const;
+  TokenWeights token_weights(const TrainBatch& batch,
+                             const std::vector<std::int64_t>& samples) const;
 
   TrainerSetup setup_;
-  const HfFolder& folder_;
-  Arena& arena_;
+  RoleWeights weights_;
   Group& group_;
-  Model model_;
+  PackedModel actor_;
+  std::optional<PackedModel> reference_;
   ShardedAdamW optimizer_;
   GradientTree gradients_;
-  std::optional<KvPool> pool_;  // one layer, as many blocks as the largest micro-batch yet
 };
 
 }  // namespace tandem

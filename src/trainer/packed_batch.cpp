@@ -83,4 +83,10 @@ void PackedBatch::append_response(const Sample& s, std::int64_t sample,
                       .id = s.tokens[static_cast<std::size_t>(s.prompt_length() + t)]});
 }
 
+std::vector<const Sample*> samples_of(const TrainBatch& batch, const MicroBatch& micro) {
+  std::vector<const Sample*> out;
+  for (const std::int64_t s : micro.samples) out.push_back(&batch.samples[s]);
+  return out;
+}
+
 }  // namespace tandem

@@ -11,7 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "data/sample.h"
+#include "data/batch.h"
+#include "data/packing.h"
 #include "model/attention.h"
 
 namespace tandem {
@@ -51,5 +52,8 @@ class PackedBatch {
   std::int64_t num_blocks_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;
 };
+
+// The samples of a micro-batch whose indices count in the batch.
+std::vector<const Sample*> samples_of(const TrainBatch& batch, const MicroBatch& micro);
 
 }  // namespace tandem

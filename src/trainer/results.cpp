@@ -9,12 +9,8 @@ namespace {
 // One list of fields for both directions.
 template <class M, class V>
 void walk_step(M& m, V&& visit) {
-  visit("loss", m.loss);
-  visit("pg_clipfrac", m.pg_clipfrac);
-  visit("ppo_kl", m.ppo_kl);
-  visit("rollout_abs_diff", m.rollout_abs_diff);
+  visit("means", m.means);
   visit("rollout_abs_diff_max", m.rollout_abs_diff_max);
-  visit("rollout_kl", m.rollout_kl);
   visit("grad_norm", m.grad_norm);
   visit("lr", m.lr);
   visit("skipped", m.skipped);
@@ -26,9 +22,11 @@ void walk_step(M& m, V&& visit) {
 
 template <class R, class V>
 void walk_result(R& r, V&& visit) {
+  visit("rollout_means", r.rollout_means);
   visit("forward_backward_seconds", r.forward_backward_seconds);
   visit("optimizer_seconds", r.optimizer_seconds);
   visit("log_probs_seconds", r.log_probs_seconds);
+  visit("reference_seconds", r.reference_seconds);
 }
 
 // JSON has no NaN: null stands for every number that is not finite.
@@ -37,12 +35,23 @@ void read(const Json& json, const char* key, double& value, std::string_view sou
   value = found != json.end() && found->is_null() ? std::numeric_limits<double>::quiet_NaN()
                                                   : require<double>(json, key, source);
 }
+void read(const Json& json, const char* key, std::map<std::string, double, std::less<>>& values,
+          std::string_view source) {
+  const auto object = require<Json>(json, key, source);
+  for (const auto& item : object.items())
+    read(object, item.key().c_str(), values[item.key()], source);
+}
 template <class T>
 void read(const Json& json, const char* key, T& value, std::string_view source) {
   value = require<T>(json, key, source);
 }
 
 }  // namespace
+
+double StepMetrics::mean(std::string_view name) const {
+  const auto found = means.find(name);
+  return found == means.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+}
 
 Json to_json(const TrainResult& result) {
   Json json = Json::object();

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,22 +13,28 @@
 
 namespace tandem {
 
-// One optimizer step. Means are those of the loss: mean per sample over its loss tokens, then over
-// samples (token mean with --calculate-per-token-loss).
+// One optimizer step.
 struct StepMetrics {
-  double loss = 0, pg_clipfrac = 0, ppo_kl = 0;
-  double rollout_abs_diff = 0;      // |trainer's - engine's log-probability|, mean as above
-  double rollout_abs_diff_max = 0;  // over all loss tokens of the step
-  double rollout_kl = 0;            // k3 of engine against trainer
+  // By full name ("train/loss"), what was measured: means over loss tokens with the weights of the
+  // loss, that is per sample over its loss tokens, then over samples (over tokens with
+  // --calculate-per-token-loss).
+  std::map<std::string, double, std::less<>> means;
+  double rollout_abs_diff_max = 0;  // |trainer's - engine's log-probability|, over all loss tokens
   double grad_norm = 0;             // before clipping; NaN or infinite: the step was skipped
   double lr = 0;
   bool skipped = false;
   std::int64_t num_samples = 0, loss_tokens = 0, forward_tokens = 0, micro_batches = 0;
+
+  // NaN for what was not measured.
+  double mean(std::string_view name) const;
 };
 
 struct TrainResult {
   std::vector<StepMetrics> steps;
+  // What is fixed before the first step: "rollout/advantages", "rollout/kl", …
+  std::map<std::string, double, std::less<>> rollout_means;
   double forward_backward_seconds = 0, optimizer_seconds = 0, log_probs_seconds = 0;
+  double reference_seconds = 0;
 };
 
 Json to_json(const TrainResult& result);

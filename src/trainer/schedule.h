@@ -1,6 +1,8 @@
 // The learning rate of an optimizer step, a pure function of its index (0-based), in Megatron's
-// terms: linear warm-up over lr_warmup_iters from lr_warmup_init to lr, then constant, linear or
-// cosine decay to min_lr over the remaining lr_decay_iters - lr_warmup_iters steps.
+// terms: linear warm-up over lr_warmup_iters (or lr_warmup_fraction of the decay steps) from
+// lr_warmup_init to lr; then constant, or linear or cosine to min_lr over what remains of
+// lr_decay_iters, or lr·sqrt(warm-up / step), or WSD: constant and a decay in the last
+// lr_wsd_decay_iters. After lr_decay_iters it is min_lr.
 #pragma once
 
 #include <cstdint>

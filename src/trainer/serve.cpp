@@ -48,6 +48,13 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer) {
              .body = dump_json(Json{{"done", trainer.progress.done.load()},
                                     {"total", trainer.progress.total.load()}})});
   });
+  server.route("POST", "/trainer/update_reference",
+               [=, &trainer](http::Request, http::Respond respond) {
+                 post_answer(post, std::move(respond), [&trainer] {
+                   trainer.update_reference();
+                   return Json::object();
+                 });
+               });
   server.route("POST", "/trainer/save_hf",
                [=, &trainer](http::Request request, http::Respond respond) {
                  const auto folder = require<std::string>(parse_json(request.body, "request body"),

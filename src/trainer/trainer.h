@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class Trainer {
   // The trainer's log-probability of every response token of every sample with loss_mask 1 (0 for
   // others), without a gradient.
   virtual std::vector<std::vector<float>> log_probs(const TrainBatch& batch) = 0;
+  // The present weights become the reference's; Error without one (--ref-update-interval).
+  virtual void update_reference() = 0;
   // Writes the present weights as a Hugging Face folder (the group's rank 0 writes).
   virtual void save_hf(const std::string& target) = 0;
   virtual std::int64_t optimizer_steps() const = 0;
@@ -50,9 +53,15 @@ struct TrainerSetup {
   bool perturb = false;               // --debug-perturb-kernel trainer
 };
 
-// The trainer of setup.train.train_backend. Folder, arena and group must outlive it; the arena
-// already holds the folder's weights.
-std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, const HfFolder& folder,
-                                      Arena& arena, Group& group);
+// A role's folder and its arena, which holds the folder's weights.
+struct RoleWeights {
+  const HfFolder& folder;
+  Arena& arena;
+};
+
+// The trainer of setup.train.train_backend. Weights and group must outlive it. `reference`: there
+// if setup.algorithm.uses_reference(); its vocabulary must be the actor's.
+std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, RoleWeights actor,
+                                      std::optional<RoleWeights> reference, Group& group);
 
 }  // namespace tandem

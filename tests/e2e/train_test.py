@@ -96,6 +96,35 @@ class Train(unittest.TestCase):
         for row in self.rows("bf16"):
             self.assert_gap(row)
 
+    def test_a_reference_model_and_an_entropy_bonus(self):
+        self.run_tandem(*self.flags("kl", "--use-kl-loss", "--kl-loss-coef", "0.05", "--kl-loss-type", "k3",
+                                    "--entropy-coef", "0.01", "--num-steps-per-rollout", "2", "--use-tis"))
+        rows = self.rows("kl")
+        # Equal weights in the first step, equal bits; afterwards the actor moves away.
+        self.assertEqual(rows[0]["rollout/ref_log_probs"], rows[0]["rollout/log_probs"])
+        self.assertGreater(rows[2]["train/kl_loss"], 0)
+        for row in rows:
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            self.assertEqual(row["train/tis"], 1)
+            self.assertGreater(row["train/entropy_loss"], 0)
+            self.assertAlmostEqual(row["train/loss"], row["train/pg_loss"] + 0.05 * row["train/kl_loss"]
+                                   - 0.01 * row["train/entropy_loss"], places=6)
+        # The other reward: raw and as the advantage (case C09).
+        self.assertIn("rollout/raw_reward", rows[0])
+        self.assertIn("rollout/rewards", rows[0])
+
+        self.run_tandem(*self.flags("moving", "--use-kl-loss", "--ref-update-interval", "1",
+                                    "--ref-load", self.model))
+        self.assertEqual([row["train/kl_loss"] for row in self.rows("moving")], [0, 0, 0])
+
+    def test_reinforce_plus_plus_with_the_kl_in_the_reward(self):
+        self.run_tandem(*self.flags("rpp", "--advantage-estimator", "reinforce_plus_plus",
+                                    "--normalize-advantages", "--kl-coef", "0.1"))
+        rows = self.rows("rpp")
+        self.assertEqual(rows[0]["rollout/kl"], 0)
+        self.assertNotEqual(rows[2]["rollout/kl"], 0)
+        self.assertEqual(rows[0]["train/train_rollout_logprob_abs_diff_max"], 0)
+
     def test_a_perturbed_kernel_shows_in_the_gap(self):
         for side in ("engine", "trainer"):
             self.run_tandem(*self.flags(f"perturbed-{side}", "--debug-perturb-kernel", side))
@@ -156,8 +185,8 @@ class Train(unittest.TestCase):
 
     def test_all_faults_of_a_command_line_come_at_once(self):
         out = self.run_tandem("train", "--hf-checkpoint", "nowhere", "--rollout-batch-size", "0",
-                              "--rollout-temprature", "1", "--use-tis", "--lr", "fast", code=2)
-        for text in ("nowhere", "--rollout-batch-size", "--rollout-temperature", "--use-tis", "fast"):
+                              "--rollout-temprature", "1", "--use-opd", "--lr", "fast", code=2)
+        for text in ("nowhere", "--rollout-batch-size", "--rollout-temperature", "--use-opd", "fast"):
             self.assertIn(text, out)
 
     def test_faults_that_would_cost_a_run_show_before_it(self):

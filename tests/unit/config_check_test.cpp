@@ -72,6 +72,46 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
        {"--rollout-max-prompt-len: found 64", "63"}},
       {[](Config& c) { c.engine.kv_cache_tokens = 16; }, {"--kv-cache-tokens: found 16", "17"}},
       {[](Config& c) { c.algorithm.eps_clip_high = 0.1; }, {"--eps-clip-high: found 0.1", "0.2"}},
+      {[](Config& c) { c.algorithm.kl_coef = 0.1; },
+       {"--kl-coef: found 0.1", "grpo", "--use-kl-loss"}},
+      {[](Config& c) { c.algorithm.kl_loss_coef = 0.1; },
+       {"--kl-loss-coef: found 0.1", "--use-kl-loss"}},
+      {[](Config& c) {
+         c.algorithm.use_kl_loss = true;
+         c.algorithm.advantage_estimator = AdvantageEstimator::reinforce_plus_plus;
+         c.algorithm.normalize_advantages = true;
+         c.algorithm.kl_loss_coef = c.algorithm.kl_coef = 0.1;
+       },
+       {"--kl-coef: found 0.1 with kl_loss_coef 0.1"}},
+      {[](Config& c) { c.algorithm.use_unbiased_kl = true; },
+       {"--use-unbiased-kl", "--use-kl-loss"}},
+      {[](Config& c) { c.algorithm.ref_update_interval = 5; }, {"--ref-update-interval: found 5"}},
+      {[](Config& c) {
+         c.algorithm.advantage_estimator = AdvantageEstimator::reinforce_plus_plus_baseline;
+       },
+       {"reinforce_plus_plus_baseline", "--normalize-advantages"}},
+      {[](Config& c) { c.algorithm.gamma = 0.9; }, {"--gamma: found 0.9", "grpo"}},
+      {[](Config& c) { c.algorithm.use_tis = c.algorithm.use_rollout_logprobs = true; },
+       {"--use-rollout-logprobs", "--use-tis"}},
+      {[](Config& c) { c.algorithm.tis_clip_low = 3; }, {"--tis-clip-low: found 3", "2"}},
+      {[](Config& c) {
+         c.algorithm.use_rs = true;
+         c.algorithm.rs_lower_bound = 3;
+       },
+       {"--rs-lower-bound: found 3", "2"}},
+      {[](Config& c) {
+         c.train.calculate_per_token_loss = true;
+         c.train.constant_loss_length = 100;
+       },
+       {"--constant-loss-length: found 100"}},
+      {[](Config& c) {
+         c.optimizer.lr_warmup_iters = 5;
+         c.optimizer.lr_warmup_fraction = 0.1;
+       },
+       {"--lr-warmup-fraction: found 0.1"}},
+      {[](Config& c) { c.optimizer.lr_decay_style = LrDecayStyle::wsd; },
+       {"--lr-wsd-decay-iters: not given"}},
+      {[](Config& c) { c.optimizer.lr_wsd_decay_iters = 5; }, {"--lr-wsd-decay-iters: found 5"}},
       {[](Config& c) { c.optimizer.min_lr = 1; }, {"--min-lr: found 1", "1e-06"}},
       {[](Config& c) {
          c.optimizer.lr_warmup_iters = 5;

@@ -167,10 +167,8 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
     const char* accepted;
   };
   const Case cases[] = {
-      {"--kl-coef 0.1", "--kl-coef 0.0"},
-      {"--use-kl-loss", "--no-use-kl-loss"},
-      {"--use-tis", "--no-use-tis"},
-      {"--advantage-estimator gspo", "--advantage-estimator grpo"},
+      {"--ref-ckpt-step 7", "--no-use-opd"},
+      {"--advantage-estimator ppo", "--advantage-estimator grpo"},
       {"--train-backend megatron", "--train-backend fsdp"},
       {"--actor-num-nodes 2", "--actor-num-nodes 1"},
       {"--update-weight-transfer-mode disk", "--update-weight-transfer-mode p2p"},
@@ -205,9 +203,9 @@ TEST(Parse, FlagsWithoutEffectAreAcceptedWithALine) {
        {"--offload", "--no-offload-train", "--micro-batch-size 4", "--use-dynamic-batch-size",
         "--num-layers 30", "--spec a b", "--swiglu", "--recompute-granularity full",
         "--sglang-mem-fraction-static 0.7", "--router-policy random", "--use-wandb",
-        "--wandb-project x", "--gamma 0.9", "--pause-generation-mode in_place",
+        "--wandb-project x", "--lambd 0.9", "--pause-generation-mode in_place",
         "--attention-backend flash", "--no-load-optim", "--moe-token-dispatcher-type alltoall",
-        "--use-rollout-logprobs", "--balance-data"}) {
+        "--skip-actor-forward-only", "--balance-data"}) {
     Config config;
     const Parsed parsed = parse(words_of(line), config);
     EXPECT_EQ(joined(parsed.faults), "") << line;

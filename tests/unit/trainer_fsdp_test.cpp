@@ -65,7 +65,7 @@ Outcome run(const TrainerSetup& setup, const TrainBatch& batch, Group& group,
   const HfFolder folder = HfFolder::open(kFolder);
   Arena arena(make_arena_layout(folder.config(), element));
   load_arena(folder, arena);
-  FsdpTrainer trainer(setup, folder, arena, group);
+  FsdpTrainer trainer(setup, {folder, arena}, std::nullopt, group);
   Outcome out;
   out.log_probs = trainer.log_probs(batch);
   for (int s = 0; s < steps; ++s) out.metrics = trainer.train(batch, steps).steps.at(0);
@@ -82,9 +82,8 @@ Outcome run_alone(const TrainerSetup& setup, const TrainBatch& batch,
 
 void expect_same(const Outcome& a, const Outcome& b) {
   EXPECT_EQ(a.log_probs, b.log_probs);
-  EXPECT_EQ(a.metrics.loss, b.metrics.loss);
+  EXPECT_EQ(a.metrics.means, b.metrics.means);
   EXPECT_EQ(a.metrics.grad_norm, b.metrics.grad_norm);
-  EXPECT_EQ(a.metrics.rollout_abs_diff, b.metrics.rollout_abs_diff);
   EXPECT_EQ(a.metrics.rollout_abs_diff_max, b.metrics.rollout_abs_diff_max);
   ASSERT_EQ(a.weights.size(), b.weights.size());
   EXPECT_EQ(0, std::memcmp(a.weights.data(), b.weights.data(), a.weights.size() * 4));
@@ -110,7 +109,7 @@ TEST(Fsdp, LogProbabilitiesDoNotDependOnTheMicroBatches) {
   const Outcome small = run_alone(setup_of(true, 20), batch, Element::f32, 1);
   EXPECT_GT(small.metrics.micro_batches, large.metrics.micro_batches);
   EXPECT_EQ(large.log_probs, small.log_probs);
-  EXPECT_NEAR(large.metrics.loss, small.metrics.loss, 1e-7);
+  EXPECT_NEAR(large.metrics.mean("train/loss"), small.metrics.mean("train/loss"), 1e-7);
   EXPECT_NEAR(large.metrics.grad_norm, small.metrics.grad_norm, 1e-5 * large.metrics.grad_norm);
 }
 
@@ -159,20 +158,21 @@ TEST(Fsdp, LossDenominatorsAreThoseOfTheGlobalBatch) {
     count += n;
   }
   auto setup = setup_of(true);
-  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss, samples, 1e-6);
+  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.mean("train/loss"), samples, 1e-6);
   setup.train.calculate_per_token_loss = true;
-  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss, tokens / count, 1e-6);
+  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.mean("train/loss"), tokens / count,
+              1e-6);
   // A sample without loss tokens counts in the mean over samples and adds no token.
   auto& mask = batch.samples[3].loss_mask;
   double masked = 0;
   for (auto m : mask) masked += m;
   std::fill(mask.begin(), mask.end(), std::uint8_t{0});
-  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.loss,
+  EXPECT_NEAR(run_alone(setup, batch, Element::f32, 1).metrics.mean("train/loss"),
               (tokens + batch.advantages[3] * masked) / (count - masked), 1e-6);
   for (Sample& s : batch.samples)
     std::fill(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{0});
   const Outcome none = run_alone(setup, batch, Element::f32, 1);
-  EXPECT_EQ(none.metrics.loss, 0.0);
+  EXPECT_EQ(none.metrics.mean("train/loss"), 0.0);
   EXPECT_EQ(none.metrics.grad_norm, 0.0);
 }
 
@@ -184,7 +184,7 @@ TEST(Fsdp, AGradientThatIsNotFiniteChangesNoState) {
   const HfFolder folder = HfFolder::open(kFolder);
   Arena arena(make_arena_layout(folder.config(), Element::f32));
   load_arena(folder, arena);
-  FsdpTrainer trainer(setup_of(true), folder, arena, one);
+  FsdpTrainer trainer(setup_of(true), {folder, arena}, std::nullopt, one);
   trainer.train(good, 9);
   std::vector<float> before(static_cast<std::size_t>(arena.layout().flat_elements)), after = before;
   arena.read_flat(before.data());
@@ -209,7 +209,8 @@ TEST(Fsdp, GroupsOfEqualRewardsAddNothingButTheirMetrics) {
   for (std::size_t i : {2, 3}) tiny.advantages[i] = 1e-30f;
   const Outcome skipped = run_alone(setup_of(true), batch), full = run_alone(setup_of(true), tiny);
   EXPECT_EQ(skipped.metrics.grad_norm, full.metrics.grad_norm);
-  EXPECT_EQ(skipped.metrics.rollout_abs_diff, full.metrics.rollout_abs_diff);
+  EXPECT_EQ(skipped.metrics.mean("train/train_rollout_logprob_abs_diff"),
+            full.metrics.mean("train/train_rollout_logprob_abs_diff"));
   EXPECT_EQ(skipped.metrics.forward_tokens, full.metrics.forward_tokens);
   EXPECT_EQ(skipped.weights, full.weights);
 }
@@ -222,12 +223,13 @@ TEST(Fsdp, SeveralOptimizerStepsUseTheLogProbabilitiesFromBeforeTheFirst) {
   const HfFolder folder = HfFolder::open(kFolder);
   Arena arena(make_arena_layout(folder.config(), Element::f32));
   load_arena(folder, arena);
-  FsdpTrainer trainer(setup, folder, arena, one);
+  FsdpTrainer trainer(setup, {folder, arena}, std::nullopt, one);
   const auto steps = trainer.train(batch, 2).steps;
   ASSERT_EQ(steps.size(), 2u);
-  EXPECT_EQ(steps[0].ppo_kl, 0.0);  // the forward-only pass and the step agree exactly
-  EXPECT_EQ(steps[0].pg_clipfrac, 0.0);
-  EXPECT_NE(steps[1].ppo_kl, 0.0);
+  EXPECT_EQ(steps[0].mean("train/ppo_kl"),
+            0.0);  // the forward-only pass and the step agree exactly
+  EXPECT_EQ(steps[0].mean("train/pg_clipfrac"), 0.0);
+  EXPECT_NE(steps[1].mean("train/ppo_kl"), 0.0);
   EXPECT_EQ(steps[0].num_samples, 4);
 }
 

@@ -1,0 +1,31 @@
+// The packed forward: KV pool, model, the rows whose next token counts, head.
+#include "trainer/packed_model.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace tandem {
+
+PackedModel::PackedModel(const ModelConfig& config, Arena& arena)
+    : arena_(arena), model_(config, arena, nullptr, nullptr) {}
+
+LogProbs PackedModel::log_probs(PackedBatch& packed, double temperature, bool with_entropy) {
+  if (!pool_ || pool_->num_blocks() < packed.num_blocks())
+    pool_.emplace(model_.attention_shape(), model_.element(), 1,
+                  std::max<std::int64_t>(packed.num_blocks() * 5 / 4, 64), model_.place());
+  packed.context.pool = &*pool_;
+  const auto hidden = model_.forward(packed.tokens, packed.positions, packed.context);
+
+  std::vector<TokenId> ids;
+  const auto rows =
+      at::empty({static_cast<std::int64_t>(packed.loss.size())}, at::dtype(at::kLong));
+  for (const LossToken& t : packed.loss) {
+    rows.data_ptr<std::int64_t>()[ids.size()] = t.row;
+    ids.push_back(t.id);
+  }
+  return head_log_probs(hidden.index_select(0, rows.to(hidden.device())), ids, model_.head(),
+                        static_cast<float>(temperature), with_entropy);
+}
+
+}  // namespace tandem

@@ -1,0 +1,66 @@
+// Rows of sums, a column a metric.
+#include "trainer/token_means.h"
+
+#include <cmath>
+
+namespace tandem {
+namespace {
+
+constexpr std::size_t kMetrics = kTokenMetricNames.size();
+enum Extra : std::size_t { kMaxGap = kMetrics, kForwardTokens, kMicroBatches, kColumns };
+
+}  // namespace
+
+TokenMeans::TokenMeans(std::span<const std::int64_t> samples, std::size_t batch_size)
+    : row_of_(batch_size, -1),
+      values_((samples.size() + 1) * kColumns, 0.0),
+      rows_(samples.size()) {
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    row_of_[samples[i]] = static_cast<std::int64_t>(i);
+}
+
+double& TokenMeans::at(std::int64_t sample, std::size_t column) {
+  return values_[static_cast<std::size_t>(row_of_[sample]) * kColumns + column];
+}
+
+void TokenMeans::add(std::int64_t sample, TokenMetric metric, double value) {
+  const auto column = static_cast<std::size_t>(metric);
+  at(sample, column) += value;
+  ++values_[rows_ * kColumns + column];
+}
+
+void TokenMeans::add_gap(std::int64_t sample, double gap) {
+  double& max = at(sample, kMaxGap);
+  if (gap > max || gap != gap) max = gap;
+}
+
+void TokenMeans::add_micro_batch(std::int64_t first_sample, std::int64_t rows) {
+  at(first_sample, kForwardTokens) += static_cast<double>(rows);
+  at(first_sample, kMicroBatches) += 1;
+}
+
+void TokenMeans::reduce(Group& group) {
+  if (group.size() > 1) group.all_reduce_sum(std::span<double>(values_));
+}
+
+void TokenMeans::report(StepMetrics& metrics) const {
+  std::array<double, kColumns> sums{};
+  for (std::size_t row = 0; row < rows_; ++row) {
+    const double* values = values_.data() + row * kColumns;
+    for (std::size_t c = 0; c < kColumns; ++c)
+      if (c != kMaxGap) sums[c] += values[c];
+    const double gap = values[kMaxGap];
+    if (gap > metrics.rollout_abs_diff_max || gap != gap) metrics.rollout_abs_diff_max = gap;
+  }
+  const auto always = [](std::size_t m) {  // 0 for a step without any loss token
+    return m == static_cast<std::size_t>(TokenMetric::loss) ||
+           m == static_cast<std::size_t>(TokenMetric::pg_loss);
+  };
+  for (std::size_t m = 0; m < kMetrics; ++m)
+    if (always(m) || values_[rows_ * kColumns + m] > 0)
+      metrics.means.emplace(kTokenMetricNames[m], sums[m]);
+  metrics.forward_tokens = static_cast<std::int64_t>(sums[kForwardTokens]);
+  metrics.micro_batches = static_cast<std::int64_t>(sums[kMicroBatches]);
+}
+
+}  // namespace tandem

@@ -214,6 +214,10 @@ struct TrainConfig {
   bool share_prompt = true;                          // compute a group's prompt once
   std::optional<bool> deterministic_layout;          // after resolve(): set
   std::int64_t gradient_leaves = 8;                  // power of two
+  std::string recompute_granularity;                 // full, selective; empty: everything is kept
+  std::string recompute_method;                      // uniform, block; of full
+  std::optional<std::int64_t> recompute_num_layers;  // after resolve(): set if full
+  bool gradient_checkpointing = false;
   bool ci_test = false;
 };
 

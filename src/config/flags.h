@@ -533,6 +533,23 @@ inline constexpr auto table<TrainConfig> = std::tuple{
           &TrainConfig::gradient_leaves,
           "Parts of the global batch in that order: a power of two.",
           {.at_least = 1, .at_most = 1024}},
+    Field{
+        "recompute_granularity",
+        &TrainConfig::recompute_granularity,
+        "full: backward computes layers again from their input, which saves memory and changes no "
+        "bit. selective: attention's scores, which are never kept here.",
+        {.choices = "full|selective"}},
+    Field{"recompute_method",
+          &TrainConfig::recompute_method,
+          "Of full: uniform keeps the input of every --recompute-num-layers layers, block computes "
+          "the first --recompute-num-layers layers again, each from its input.",
+          {.choices = "uniform|block"}},
+    Field{"recompute_num_layers",
+          &TrainConfig::recompute_num_layers,
+          "See --recompute-method. Default: 1.",
+          {.at_least = 1}},
+    Field{"gradient_checkpointing", &TrainConfig::gradient_checkpointing,
+          "Short for --recompute-granularity full --recompute-method uniform."},
     Field{"ci_test",
           &TrainConfig::ci_test,
           "Check Miles's invariants at each step.",

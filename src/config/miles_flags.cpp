@@ -64,8 +64,7 @@ constexpr std::array kTogether = {
              "use_precision_aware_optimizer main_params_dtype=fp32 main_grads_dtype=fp32 "
              "exp_avg_dtype=fp32 exp_avg_sq_dtype=fp32 keep_fp32_master=true"},
     Together{"Memory", no_effect, "what is computed again or kept changes memory, not results",
-             "recompute_granularity= recompute_method= recompute_num_layers= recompute_modules* "
-             "recompute_activations recompute_loss_function gradient_checkpointing "
+             "recompute_modules* recompute_activations recompute_loss_function "
              "log_probs_chunk_size=-1 distribute_saved_activations"},
     // ---- model and precision ----
     Together{

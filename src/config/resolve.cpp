@@ -102,6 +102,16 @@ void resolve_algorithm(AlgorithmConfig& a, const std::string& hf_checkpoint, Lin
   if (a.uses_reference()) fill(a.ref_load, hf_checkpoint, "ref_load", "hf_checkpoint", lines);
 }
 
+void resolve_recompute(TrainConfig& train, Lines& lines) {
+  if (train.gradient_checkpointing) {
+    fill(train.recompute_granularity, "full", "recompute_granularity", "gradient_checkpointing",
+         lines);
+    fill(train.recompute_method, "uniform", "recompute_method", "gradient_checkpointing", lines);
+  }
+  if (train.recompute_granularity == "full")
+    fill(train.recompute_num_layers, 1, "recompute_num_layers", "default", lines);
+}
+
 void resolve_evaluation(const Config& config, EvaluateConfig& evaluate, Lines& lines) {
   if (evaluate.eval_prompt_data.size() == 1) {
     evaluate.eval_prompt_data.insert(evaluate.eval_prompt_data.begin(), "aime");
@@ -183,6 +193,7 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
     lines.push_back(
         fmt::format("gradient_leaves = {} (one a rank: deterministic_layout is off)", trainers));
   }
+  resolve_recompute(config.train, lines);
   resolve_evaluation(config, config.evaluate, lines);
   resolve_output(config, host, lines);
   return lines;

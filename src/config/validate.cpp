@@ -283,6 +283,17 @@ void check_train(const TrainConfig& train, Faults& faults) {
   if (leaves > 0 && (leaves & (leaves - 1)) != 0) {
     add(faults, "--gradient-leaves: found {}, wanted a power of two, such as 8", leaves);
   }
+  const bool full = train.recompute_granularity == "full";
+  if (full && train.recompute_method.empty()) {
+    add(faults,
+        "--recompute-granularity: full needs --recompute-method; give uniform (every layer) or "
+        "block (the first --recompute-num-layers)");
+  }
+  if (!full && !train.gradient_checkpointing &&
+      (!train.recompute_method.empty() || train.recompute_num_layers)) {
+    add(faults, "{}: only --recompute-granularity full reads it; add that or leave it out",
+        train.recompute_method.empty() ? "--recompute-num-layers" : "--recompute-method");
+  }
   if (train.calculate_per_token_loss && train.constant_loss_length) {
     add(faults,
         "--constant-loss-length: found {} with --calculate-per-token-loss; give one of the two",

@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
@@ -205,6 +206,46 @@ Model::Residual Model::run_layer(Layer& l, const Residual& before, const at::Ten
   return {middle.sum, norm(gather_columns(linear(act, *l.down, l.down_bias)), l.after_mlp)};
 }
 
+Model::Residual Model::run_range(LayerRange range, Residual r, const at::Tensor& positions) {
+  for (std::int64_t i = range.begin; i < range.end; ++i) r = run_layer(layers_[i], r, positions);
+  return r;
+}
+
+// Each layer writes its keys and values before it reads them, so running it again needs nothing but
+// its input, the positions and the context.
+struct Model::Recomputed : torch::autograd::Function<Model::Recomputed> {
+  using Context = torch::autograd::AutogradContext;
+  static at::Tensor run(Model* model, LayerRange range, const at::Tensor& x,
+                        const at::Tensor& positions) {
+    const Residual r = model->run_range(range, {x, {}}, positions);
+    return r.delta.defined() ? r.x + r.delta : r.x;
+  }
+  static at::Tensor forward(Context* ctx, const at::Tensor& x, const at::Tensor& positions,
+                            Model* model, std::int64_t begin, std::int64_t end) {
+    ctx->saved_data["model"] = reinterpret_cast<std::int64_t>(model);
+    ctx->saved_data["begin"] = begin;
+    ctx->saved_data["end"] = end;
+    ctx->save_for_backward({x, positions});
+    return run(model, {begin, end}, x, positions);
+  }
+  static torch::autograd::variable_list backward(Context* ctx,
+                                                 torch::autograd::variable_list grads) {
+    auto* model = reinterpret_cast<Model*>(ctx->saved_data.at("model").toInt());
+    const LayerRange range{ctx->saved_data.at("begin").toInt(), ctx->saved_data.at("end").toInt()};
+    const auto saved = ctx->get_saved_variables();
+    const auto x = saved[0].detach().requires_grad_(true);
+    const c10::AutoGradMode with_gradient(true);
+    run(model, range, x, saved[1]).backward(grads[0]);
+    return {x.grad(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor Model::run_recomputed(LayerRange range, const Residual& r,
+                                 const at::Tensor& positions) {
+  const at::Tensor x = r.delta.defined() ? r.x + r.delta : r.x;
+  return Recomputed::apply(x, positions, this, range.begin, range.end);
+}
+
 at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
                           AttentionContext& context) {
   if (place() == Place::cuda)
@@ -237,8 +278,15 @@ at::Tensor Model::run_layers(const at::Tensor& embedded, const at::Tensor& posit
                      .writes = context.writes,
                      .segments = context.segments,
                      .plan = context.plan.get()};
-    r = run_layer(layers_[i], r, positions);
   }
+  std::int64_t done = 0;
+  if (at::GradMode::is_enabled())
+    for (const LayerRange& range : recompute_) {
+      r = run_range({done, range.begin}, r, positions);
+      r = {run_recomputed(range, r, positions), {}};
+      done = range.end;
+    }
+  r = run_range({done, config_.num_layers}, r, positions);
   return add_norm(r, norm_, perturbation_).normed;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/group.h"
@@ -21,6 +22,11 @@
 #include "ops/functions.h"
 
 namespace tandem {
+
+// Layers [begin, end).
+struct LayerRange {
+  std::int64_t begin = 0, end = 0;
+};
 
 class Model {
  public:
@@ -51,6 +57,10 @@ class Model {
   // Directs all gradients to a flat buffer of flat_elements; its old content is replaced by the
   // first gradient that is written. Null: no gradients.
   void set_grads(float* grads);
+  // Recompute by layer (activation checkpointing, Chen et al. 2016): a forward with gradients keeps
+  // the input of each range alone, and backward runs the range again by the same kernels on the
+  // same values, so no bit changes. Ranges ascend and do not overlap; other layers keep everything.
+  void set_recompute(std::vector<LayerRange> ranges) { recompute_ = std::move(ranges); }
   // After the arena's memory was swapped: reads the weights' addresses anew.
   void rebind();
   // Makes the last norm wrong by 2^-20, so that tests see what a difference of kernels looks like.
@@ -81,6 +91,9 @@ class Model {
   };
   AddedNorm add_norm(const Residual& r, const WeightView* weight, float perturbation = 0.0f);
   Residual run_layer(Layer& layer, const Residual& before, const at::Tensor& positions);
+  Residual run_range(LayerRange range, Residual r, const at::Tensor& positions);
+  at::Tensor run_recomputed(LayerRange range, const Residual& r, const at::Tensor& positions);
+  struct Recomputed;  // the autograd function of a range
 
   ModelConfig config_;
   Arena& arena_;
@@ -88,6 +101,7 @@ class Model {
   AttentionShape shape_;
   std::vector<std::unique_ptr<WeightView>> views_;  // one per storage, at stable addresses
   std::vector<Layer> layers_;
+  std::vector<LayerRange> recompute_;
   const WeightView *embed_ = nullptr, *norm_ = nullptr, *head_ = nullptr;
   float perturbation_ = 0.0f;
   double embedding_scale_ = 1.0;

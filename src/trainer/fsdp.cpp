@@ -64,6 +64,7 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
       gradients_(actor.arena.layout().flat_elements, actor.arena.place()) {
   if (setup.longest_sequence > 0) actor_.model().set_longest_sequence(setup.longest_sequence);
   if (setup.perturb) actor_.model().perturb();
+  actor_.model().set_recompute(recompute_ranges(setup.train, actor.folder.config().num_layers));
   load_flat(actor.folder, actor.arena.layout(), optimizer_.begin(), optimizer_.end(),
             [this](std::int64_t begin, std::span<const float> values) {
               optimizer_.master().write(begin - optimizer_.begin(), values);

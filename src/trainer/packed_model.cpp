@@ -7,6 +7,18 @@
 
 namespace tandem {
 
+std::vector<LayerRange> recompute_ranges(const TrainConfig& train, std::int64_t num_layers) {
+  std::vector<LayerRange> ranges;
+  if (train.recompute_granularity != "full") return ranges;
+  const bool uniform = train.recompute_method == "uniform";
+  const std::int64_t count = train.recompute_num_layers.value_or(1);
+  const std::int64_t width = uniform ? count : 1;
+  const std::int64_t last = uniform ? num_layers : std::min(count, num_layers);
+  for (std::int64_t begin = 0; begin < last; begin += width)
+    ranges.push_back({begin, std::min(begin + width, last)});
+  return ranges;
+}
+
 PackedModel::PackedModel(const ModelConfig& config, Arena& arena)
     : arena_(arena), model_(config, arena, nullptr, nullptr) {}
 

@@ -3,12 +3,18 @@
 // same batch they give the same bits.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "config/config.h"
 #include "model/model.h"
 #include "trainer/packed_batch.h"
 
 namespace tandem {
+
+// The layers that backward computes again, by --recompute-granularity, -method and -num-layers.
+std::vector<LayerRange> recompute_ranges(const TrainConfig& train, std::int64_t num_layers);
 
 class PackedModel {
  public:

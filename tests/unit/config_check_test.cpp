@@ -118,6 +118,10 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
          c.optimizer.lr_decay_iters = 5;
        },
        {"--lr-decay-iters: found 5"}},
+      {[](Config& c) { c.train.recompute_granularity = "full"; },
+       {"--recompute-granularity: full needs --recompute-method"}},
+      {[](Config& c) { c.train.recompute_method = "block"; },
+       {"--recompute-method: only --recompute-granularity full"}},
       {[](Config& c) { c.train.gradient_leaves = 6; }, {"--gradient-leaves: found 6", "8"}},
       {[](Config& c) { c.evaluate.eval_interval = 5; }, {"--eval-interval: found 5"}},
       {[](Config& c) {

@@ -201,7 +201,7 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
 TEST(Parse, FlagsWithoutEffectAreAcceptedWithALine) {
   for (const char* line :
        {"--offload", "--no-offload-train", "--micro-batch-size 4", "--use-dynamic-batch-size",
-        "--num-layers 30", "--spec a b", "--swiglu", "--recompute-granularity full",
+        "--num-layers 30", "--spec a b", "--swiglu", "--recompute-activations",
         "--sglang-mem-fraction-static 0.7", "--router-policy random", "--use-wandb",
         "--wandb-project x", "--lambd 0.9", "--pause-generation-mode in_place",
         "--attention-backend flash", "--no-load-optim", "--moe-token-dispatcher-type alltoall",

@@ -233,6 +233,43 @@ TEST(Fsdp, SeveralOptimizerStepsUseTheLogProbabilitiesFromBeforeTheFirst) {
   EXPECT_EQ(steps[0].num_samples, 4);
 }
 
+// Recompute by layer: every cut of the layers gives the bits of keeping everything.
+TEST(Fsdp, RecomputeChangesNoBit) {
+  const auto batch = random_batch(4, 3, 12);
+  for (Element e : {Element::f32, Element::bf16}) {
+    const Outcome kept = run_alone(setup_of(true), batch, e);
+    for (const auto& [method, layers] :
+         {std::pair("uniform", 1), {"uniform", 2}, {"uniform", 5}, {"block", 1}, {"block", 9}}) {
+      auto setup = setup_of(true);
+      setup.train.recompute_granularity = "full";
+      setup.train.recompute_method = method;
+      setup.train.recompute_num_layers = layers;
+      expect_same(kept, run_alone(setup, batch, e));
+    }
+  }
+}
+
+TEST(Recompute, RangesOfLayers) {
+  TrainConfig train;
+  const auto text = [&](std::int64_t num_layers) {
+    std::string out;
+    for (const LayerRange& r : recompute_ranges(train, num_layers))
+      out += std::to_string(r.begin) + "-" + std::to_string(r.end) + " ";
+    return out;
+  };
+  EXPECT_EQ(text(5), "");
+  train.recompute_granularity = "selective";
+  EXPECT_EQ(text(5), "");
+  train.recompute_granularity = "full";
+  train.recompute_method = "uniform";
+  train.recompute_num_layers = 2;
+  EXPECT_EQ(text(5), "0-2 2-4 4-5 ");
+  train.recompute_method = "block";
+  EXPECT_EQ(text(5), "0-1 1-2 ");
+  train.recompute_num_layers = 9;
+  EXPECT_EQ(text(2), "0-1 1-2 ");
+}
+
 TEST(GradientTree, AddsLeavesInABinaryTree) {
   GradientTree tree(1, Place::cpu);
   tree.begin_batch();

@@ -1,0 +1,296 @@
+"""Users' Python functions (rewards, generation, filters) in a process of their own, called over the
+framed pipe.
+
+    python -m tandem.function_helper [--memory-limit-mb N]
+
+The first request loads, every later one calls:
+    {"call": "load", "kind", "path": "module.function", "arguments": {flag: value}, "timeout",
+     "batch": bool, ...}                        -> {"is_async": bool} or {"error": text}
+    {"call": "run", "id", "samples": [...], ...} -> {"id", "value"} or {"id", "error": text}
+A synchronous function runs one call at a time, in the order of arrival. Calls of an asynchronous one
+run side by side, each under its time-out, and answer in the order in which they end. What a function
+raises is that call's error and nothing else's: the process goes on. A call that never returns, a
+crash or memory above the limit ends the process; who started it knows which calls were open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import json
+import math
+import resource
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, Callable
+
+from tandem import pipe, samples
+
+
+def load_function(path: str) -> Callable:
+    """module.function, the working folder's modules first."""
+    module_name, _, name = path.rpartition(".")
+    if not module_name or not name:
+        raise ValueError(f"'{path}' is not of the form module.function")
+    module = importlib.import_module(module_name)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AttributeError(f"module '{module_name}' ({module.__file__}) has no function '{name}'")
+    return function
+
+
+def fault_text(error: BaseException) -> str:
+    """Type, message and the place in the user's code (the innermost frames), in one line."""
+    frames = traceback.extract_tb(error.__traceback__)[-2:]
+    places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+    text = pipe.error_text(error)
+    return f"{text} ({places})" if places else text
+
+
+def plain_reward(value: Any, reward_key: str | None) -> float:
+    """The number that a function returned; ValueError says what else it was."""
+    if isinstance(value, dict):
+        if not reward_key:
+            raise ValueError(f"the reward is an object with the keys {sorted(map(str, value))}; name one with --reward-key")
+        if reward_key not in value:
+            raise ValueError(f"the reward has no key '{reward_key}', only {sorted(map(str, value))}")
+        value = value[reward_key]
+    if value is None:
+        raise ValueError("the reward is None")
+    if isinstance(value, (str, bytes, list, tuple)):
+        raise ValueError(f"the reward is a {type(value).__name__} ({str(value)[:60]!r}), not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward is {number}")
+    return number
+
+
+class Rewards:
+    """--custom-rm-path: f(args, sample) -> reward, or with --group-rm f(args, samples) -> rewards."""
+
+    def __init__(self, request: dict, args: argparse.Namespace):
+        samples.install_names()
+        self._args = args
+        self._batch = request.get("batch", False)
+        self.function = load_function(request["path"])
+
+    def call(self, request: dict) -> Any:
+        group = [samples.Sample.from_dict(values) for values in request["samples"]]
+        return self.function(self._args, group if self._batch else group[0])
+
+    def value(self, request: dict, result: Any) -> list:
+        count = len(request["samples"])
+        if self._batch:
+            results = list(result) if result is not None else []
+            if len(results) != count:
+                raise ValueError(f"{len(results)} rewards for {count} samples")
+        else:
+            results = [result]
+        return [self._one(item) for item in results]
+
+    def _one(self, result: Any) -> dict:
+        # Each reward of a group is judged by itself; what else an object holds goes along.
+        try:
+            answer: dict = {"reward": plain_reward(result, getattr(self._args, "reward_key", None))}
+        except (TypeError, ValueError) as error:
+            return {"error": str(error)}
+        if isinstance(result, dict):
+            numbers = {str(k): v for k, v in result.items() if isinstance(v, (bool, int, float))}
+            answer["parts"] = {k: float(v) for k, v in numbers.items() if math.isfinite(v)}
+        return answer
+
+
+class Tokenizer:
+    """What generate functions use of a transformers tokenizer, over the folder's tokenizer.json."""
+
+    def __init__(self, folder: str, chat_template: str):
+        from tandem.tokenizer_helper import TokenizerService
+
+        self._service = TokenizerService(Path(folder), Path(chat_template) if chat_template else None)
+
+    def _row(self, request: dict) -> dict:
+        row = self._service.answer(request)["rows"][0]
+        if "error" in row:
+            raise ValueError(row["error"])
+        return row
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self._row({"call": "encode", "texts": [text], "add_special_tokens": add_special_tokens})["ids"]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return self._row({"call": "decode", "ids": [list(ids)], "skip_special_tokens": skip_special_tokens})["text"]
+
+    def apply_chat_template(self, messages: list, tokenize: bool = True, add_generation_prompt: bool = False,
+                            tools: list | None = None, **kwargs) -> Any:
+        row = self._row({"call": "template", "rows": [{"messages": messages, "tools": tools}], "kwargs": kwargs,
+                         "add_generation_prompt": add_generation_prompt})
+        return row["ids"] if tokenize else row["text"]
+
+
+class State:
+    """The `state` of Miles's generate functions: settings and tokenizer."""
+
+    def __init__(self, args: argparse.Namespace, tokenizer: Tokenizer):
+        self.args, self.tokenizer, self.processor = args, tokenizer, None
+
+
+def made_sample(sample: Any, sent: samples.Sample) -> dict:
+    """What a generate function returned, checked: lengths that agree, the sent prompt in front."""
+    if isinstance(sample, samples.GenerateFnOutput):
+        sample = sample.samples
+    if isinstance(sample, list):
+        if len(sample) != 1:
+            raise ValueError(f"{len(sample)} samples for one prompt; a generate function returns one")
+        sample = sample[0]
+    if not isinstance(sample, samples.Sample):
+        raise ValueError(f"a {type(sample).__name__} was returned, wanted the sample")
+    status = samples.Sample.Status(sample.status)
+    if status in (samples.Sample.Status.ABORTED, samples.Sample.Status.FAILED):
+        raise ValueError(f"the function gave the sample the status {status.value}")
+    length, prompt = sample.response_length, sent.tokens
+    mask = [1] * length if sample.loss_mask is None else [int(bool(value)) for value in sample.loss_mask]
+    if sample.rollout_log_probs is None and length > 0:
+        raise ValueError("rollout_log_probs is None; give one for each response token, 0.0 for tokens of a tool")
+    log_probs = [float(value) for value in sample.rollout_log_probs or []]
+    for name, found in (("loss_mask", len(mask)), ("rollout_log_probs", len(log_probs))):
+        if found != length:
+            raise ValueError(f"{name} has {found} values for response_length {length}")
+    tokens = [int(token) for token in sample.tokens]
+    if len(tokens) - length < len(prompt) or tokens[: len(prompt)] != prompt:
+        raise ValueError(f"{len(tokens)} tokens with response_length {length} do not begin with the prompt's {len(prompt)}")
+    if len(tokens) - length != len(prompt):
+        raise ValueError(f"{len(tokens) - length} tokens stand before the response, the prompt has {len(prompt)}")
+    return {"tokens": tokens, "response_length": length, "response": sample.response, "loss_mask": mask,
+            "log_probs": log_probs, "reward": sample.reward, "removed": bool(sample.remove_sample),
+            "status": "truncated" if status == samples.Sample.Status.TRUNCATED else "completed"}
+
+
+class Generation:
+    """--custom-generate-function-path in both forms of Miles: async f(args, sample, sampling_params)
+    -> sample, with `evaluation` if it takes that, and async f(input) -> GenerateFnOutput."""
+
+    def __init__(self, request: dict, args: argparse.Namespace):
+        from tandem import engine_calls
+
+        self._calls = engine_calls
+        tokenizer = Tokenizer(args.hf_checkpoint, getattr(args, "chat_template_path", ""))
+        engine_calls.engines = engine_calls.Engines(
+            request["engines"], request["token"], request["seed"], request["timeout"], tokenizer)
+        args.sglang_router_ip, port = request["engines"][0].rsplit(":", 1)
+        args.sglang_router_port = int(port)
+        args.partial_rollout, args.sglang_speculative_algorithm = False, None
+        samples.install_names(engine_calls)
+        self._state = State(args, tokenizer)
+        function = load_function(request["path"])
+        self._generate = function() if inspect.isclass(function) else function
+        names = list(inspect.signature(self._generate).parameters)
+        self._takes_input = not (len(names) >= 3 and names[0] != "input")
+        self._takes_evaluation = "evaluation" in names
+
+    async def function(self, sample: samples.Sample, params: dict, evaluation: bool) -> Any:
+        self._calls.current.set(self._calls.Turns(sample.index, sample.group_index, evaluation))
+        if self._takes_input:
+            given = samples.GenerateFnInput(self._state, sample, params, evaluation)
+            made = self._generate(given)
+        elif self._takes_evaluation:
+            made = self._generate(self._state.args, sample, params, evaluation=evaluation)
+        else:
+            made = self._generate(self._state.args, sample, params)
+        made = await made if inspect.isawaitable(made) else made
+        return made, self._calls.current.get().versions
+
+    def call(self, request: dict) -> Any:
+        sample = samples.Sample.from_dict(request["samples"][0])
+        return self.function(sample, dict(request["sampling_params"]), request["evaluation"])
+
+    def value(self, request: dict, result: Any) -> dict:
+        made, versions = result
+        answer = made_sample(made, samples.Sample.from_dict(request["samples"][0]))
+        return {**answer, "weight_version": min(versions, default=-1)}
+
+
+def is_async(function: Callable) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+
+
+def make_kind(request: dict, args: argparse.Namespace) -> Any:
+    if request["kind"] == "reward":
+        return Rewards(request, args)
+    if request["kind"] == "generate":
+        return Generation(request, args)
+    raise ValueError(f"unknown kind '{request['kind']}'")
+
+
+class Server:
+    """Reads requests in a thread, so that asynchronous calls and the pipe do not wait for each other."""
+
+    def __init__(self):
+        self._reader, self._writer = pipe.take_standard_streams()
+        self._kind: Any = None
+        self._timeout = math.inf
+
+    def _send(self, reply: dict) -> None:
+        pipe.write_frame(self._writer, json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+    def _load(self, request: dict) -> None:
+        try:
+            self._timeout = request["timeout"]
+            self._kind = make_kind(request, argparse.Namespace(**request["arguments"]))
+        except BaseException as error:  # SystemExit of a module at import is a fault as well
+            self._send({"error": fault_text(error)})
+            return
+        self._send({"is_async": is_async(self._kind.function)})
+
+    async def _run(self, request: dict) -> None:
+        try:
+            result = self._kind.call(request)
+            if inspect.isawaitable(result):
+                result = await asyncio.wait_for(result, self._timeout)
+            reply = {"id": request["id"], "value": self._kind.value(request, result)}
+        except asyncio.TimeoutError:
+            reply = {"id": request["id"], "error": f"no result within {self._timeout:g} s"}
+        except (Exception, SystemExit) as error:
+            reply = {"id": request["id"], "error": fault_text(error)}
+        self._send(reply)
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        requests: asyncio.Queue = asyncio.Queue()
+
+        def read() -> None:
+            try:
+                while (payload := pipe.read_frame(self._reader)) is not None:
+                    loop.call_soon_threadsafe(requests.put_nowait, json.loads(payload))
+            finally:
+                loop.call_soon_threadsafe(requests.put_nowait, None)
+
+        threading.Thread(target=read, daemon=True).start()
+        open_calls: set[asyncio.Task] = set()
+        while (request := await requests.get()) is not None:
+            if request["call"] == "load":
+                self._load(request)
+            elif is_async(self._kind.function):
+                task = asyncio.create_task(self._run(request))
+                open_calls.add(task)
+                task.add_done_callback(open_calls.discard)
+            else:
+                await self._run(request)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Calls users' functions over a framed pipe.")
+    parser.add_argument("--memory-limit-mb", type=int, default=0, help="limit of private memory, 0: none")
+    options = parser.parse_args()
+    if options.memory_limit_mb > 0:
+        limit = options.memory_limit_mb << 20
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    sys.setrecursionlimit(10000)
+    asyncio.run(Server().serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,9 @@ SamplingParams sampling_of(const GenerateConfig& config) {
                         .frequency_penalty = config.frequency_penalty,
                         .presence_penalty = config.presence_penalty,
                         .repetition_penalty = config.repetition_penalty,
+                        .logit_bias = {},
                         .stop = config.stop,
+                        .stop_token_ids = {},
                         .ignore_eos = config.ignore_eos,
                         .seed = static_cast<std::uint64_t>(config.seed)};
   for (const std::int64_t id : config.stop_token_ids)

@@ -445,7 +445,7 @@ std::vector<std::string> missing_files(const ScoreConfig& config) {
 
 std::vector<std::string> missing_files(const SelftestConfig& config) {
   Faults faults;
-  look_for_model(config.model, faults);
+  look_for_model("--hf-checkpoint", config.model.hf_checkpoint, faults);
   return faults;
 }
 

@@ -27,7 +27,9 @@ SamplingParams rollout_sampling(const Config& config) {
                         .temperature = rollout.rollout_temperature,
                         .top_p = rollout.rollout_top_p,
                         .top_k = rollout.rollout_top_k,
+                        .logit_bias = {},
                         .stop = rollout.rollout_stop,
+                        .stop_token_ids = {},
                         .seed = static_cast<std::uint64_t>(config.algorithm.seed)};
   for (const std::int64_t id : rollout.rollout_stop_token_ids)
     params.stop_token_ids.push_back(static_cast<TokenId>(id));

@@ -368,7 +368,9 @@ void Selftest::try_tensor_parallel(const Exam& exam) {
            .max_running = 64,
            .max_prefill_tokens = 4096,
            .context_length = config.max_position_embeddings,
-           .vocab_size = config.vocab_size},
+           .vocab_size = config.vocab_size,
+           .eos_token_ids = {},
+           .vocabulary = {}},
           [&](const StepPlan& plan, std::span<SampledToken> sampled) { runner.run(plan, sampled); },
           mailbox);
       answers[r] = run_engine(engine, exam.requests, 0);

@@ -30,7 +30,7 @@ struct SelftestRow {
   std::string way;
   std::int64_t tokens = 0;  // compared
   std::int64_t differ = 0;  // of them, those whose token or log-probability is not the same bits
-  std::string note;         // what made the way special, in counts, or why it could not be tried
+  std::string note = {};         // what made the way special, in counts, or why it could not be tried
 };
 
 // One row a way, reported as it is done. Throws Error for a model whose context is too short.

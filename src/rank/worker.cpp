@@ -23,7 +23,8 @@ EngineLimits limits_of(const ModelConfig& model, const EngineConfig& config, std
           .context_length = model.max_position_embeddings,
           .vocab_size = model.vocab_size,
           .prefix_cache = config.prefix_cache,
-          .eos_token_ids = model.eos_ids};
+          .eos_token_ids = model.eos_ids,
+          .vocabulary = {}};
 }
 
 std::int64_t blocks_for(std::int64_t kv_tokens) {

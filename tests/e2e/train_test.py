@@ -18,8 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
 TANDEM = BUILD / "tandem"
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
-CLOCK = ("perf/", "time")
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cpu")
+# What depends on the clock: times, and how many prompts arrived before which batch.
+CLOCK = ("perf/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
 
 def tiny_model(folder: pathlib.Path) -> pathlib.Path:
@@ -88,6 +89,9 @@ class Train(unittest.TestCase):
             path = f"rollouts/rollout_{step:07d}.safetensors"
             self.assertEqual((self.folder / "a" / path).read_bytes(),
                              (self.folder / "b" / path).read_bytes())
+        # And with one that knows no prefixes.
+        self.run_tandem(*self.flags("b2", *evaluation, "--sglang-disable-radix-cache"))
+        self.assertEqual(rows, self.rows("b2"))
         self.run_tandem(*self.flags("c", *evaluation, "--seed", "7"))
         self.assertNotEqual(rows, self.rows("c"))
 
@@ -124,6 +128,17 @@ class Train(unittest.TestCase):
         self.assertEqual(rows[0]["rollout/kl"], 0)
         self.assertNotEqual(rows[2]["rollout/kl"], 0)
         self.assertEqual(rows[0]["train/train_rollout_logprob_abs_diff_max"], 0)
+
+    def test_the_gap_is_zero_however_tokens_are_drawn(self):
+        self.run_tandem(*self.flags("cut", "--rollout-temperature", "0.8", "--rollout-top-p", "0.9",
+                                    "--rollout-top-k", "40", "--rollout-stop", "a", "7",
+                                    "--mask-truncated-samples"))
+        rows = self.rows("cut")
+        for row in rows:
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+        # Some answers ended at a stop text, some at the limit; those are not trained.
+        self.assertLess(min(row["rollout/truncated_ratio"] for row in rows), 1)
+        self.assertTrue(any(row["rollout/response_len/min"] == 0 for row in rows))
 
     def test_a_perturbed_kernel_shows_in_the_gap(self):
         for side in ("engine", "trainer"):

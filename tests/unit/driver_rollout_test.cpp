@@ -30,7 +30,7 @@ TEST(Rollout, MaskedTruncatedSamplesCountInTheirGroup) {
   EXPECT_EQ(samples[3].response_length, 13);
 
   const std::vector<std::uint64_t> prompt_ids(4, 0);
-  const auto advantages = grpo_advantages(
+  const auto advantages = group_advantages(
       prompt_ids, rewards, {.rewards_normalization = true, .grpo_std_normalization = false});
   EXPECT_EQ(advantages.advantages, (std::vector<float>{0.5f, -0.5f, -0.5f, 0.5f}));
   Row row(train_declarations());

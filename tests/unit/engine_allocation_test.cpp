@@ -44,7 +44,8 @@ EngineLimits limits_of(std::int64_t num_blocks) {
           .max_prefill_tokens = 12,
           .context_length = 2048,
           .vocab_size = 100,
-          .eos_token_ids = {5}};
+          .eos_token_ids = {5},
+          .vocabulary = {}};
 }
 
 GenerateRequest request_of(std::int64_t prompt_length, std::int64_t n, std::int64_t answer) {

@@ -14,7 +14,8 @@ const EngineLimits kLimits = {.num_blocks = 64,
                               .max_prefill_tokens = 64,
                               .context_length = 64,
                               .vocab_size = 100,
-                              .eos_token_ids = {}};
+                              .eos_token_ids = {},
+                              .vocabulary = {}};
 
 struct Bench {
   Mailbox mailbox;

@@ -28,7 +28,8 @@ EngineLimits small_limits() {
           .max_prefill_tokens = 16,
           .context_length = 64,
           .vocab_size = 100,
-          .eos_token_ids = {}};
+          .eos_token_ids = {},
+          .vocabulary = {}};
 }
 
 GenerateRequest make_request(std::int64_t prompt_length, std::int64_t n,

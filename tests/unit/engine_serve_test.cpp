@@ -61,7 +61,8 @@ class ServeTest : public ::testing::Test {
                           .max_prefill_tokens = 32,
                           .context_length = 128,
                           .vocab_size = 100,
-                          .eos_token_ids = {9}};
+                          .eos_token_ids = {9},
+                          .vocabulary = {}};
   test::HashModel model_{200, 4, 100};
   std::mutex encode_mutex_;
   std::condition_variable encode_allowed_;

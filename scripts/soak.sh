@@ -7,19 +7,23 @@
 #                                        agreeing exactly at every step; about 20 minutes
 #   scripts/soak.sh exactness [TOKENS]   trainer = engine bit for bit over 10^6 tokens of the demo model,
 #                                        in every way that `tandem selftest` knows
+#   scripts/soak.sh resume [SEED]         the demo killed at ten random moments, against the unbroken one
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 part=${1:-all}
 [ $# -eq 0 ] || shift
 case $part in
-all | demo | exactness) ;;
+all | demo | exactness | resume) ;;
 *)
-  note "soak: '$part' found, wanted demo or exactness" >&2
+  note "soak: '$part' found, wanted demo, exactness or resume" >&2
   exit 2
   ;;
 esac
 
 scripts/setup.sh
+if [ "$part" = resume ]; then
+  exec .venv/bin/python scripts/soak_resume.py "${1:-1}"
+fi
 
 if [ "$part" != demo ]; then
   say "Exactness"

@@ -2,6 +2,8 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -160,6 +162,38 @@ void sync_folder(const std::string& path) {
   const Fd fd = open_file(path, O_RDONLY | O_DIRECTORY, "open the folder");
   // Some network file systems cannot sync folders (EINVAL) and order names by themselves.
   if (::fsync(fd.get()) != 0 && errno != EINVAL) fail(path, "bring the folder to disk", errno);
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
+void replace_folder(const std::string& temporary, const std::string& target) {
+  if (!file_exists(target)) {
+    TD_CHECK(::rename(temporary.c_str(), target.c_str()) == 0, "{}: cannot rename {}: {}", target,
+             temporary, errno_text(errno));
+  } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) !=
+             0) {
+    // A file system without exchange: the name is absent for the moment between two renames.
+    TD_CHECK(errno == EINVAL || errno == ENOSYS, "{}: cannot exchange with {}: {}", target,
+             temporary, errno_text(errno));
+    const std::string old = target + ".old";
+    remove_tree(old);
+    TD_CHECK(::rename(target.c_str(), old.c_str()) == 0 &&
+                 ::rename(temporary.c_str(), target.c_str()) == 0,
+             "{}: cannot replace it by {}: {}", target, temporary, errno_text(errno));
+    remove_tree(old);
+  }
+  sync_folder(folder_of(target));
+  remove_tree(temporary);
+}
+
+FolderLock::FolderLock(const std::string& folder, const std::string& flag)
+    : fd_(open_file(folder + "/.lock", O_RDWR | O_CREAT, "open its lock")) {
+  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return;
+  TD_CHECK(errno != EWOULDBLOCK,
+           "{}: another run works in {}; wait for its end, or name another folder", flag, folder);
 }
 
 }  // namespace tandem

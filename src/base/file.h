@@ -111,6 +111,25 @@ void create_folders(const std::string& path);
 // fsync of a folder: makes the names in it durable.
 void sync_folder(const std::string& path);
 
+// Gives the folder `temporary` the name `target` in one step; a folder that stood there is
+// exchanged with it and removed, so that a crash at any moment leaves a whole folder under the
+// name.
+void replace_folder(const std::string& temporary, const std::string& target);
+
+// Removes a file or a folder with all in it; what cannot be removed stays.
+void remove_tree(const std::string& path);
+
+// A folder that one process at a time works in: an advisory lock on <folder>/.lock, given back by
+// the system however the process ends. Throws Error naming `flag` and the folder if another process
+// holds it. A file system without locks grants it.
+class FolderLock {
+ public:
+  FolderLock(const std::string& folder, const std::string& flag);
+
+ private:
+  Fd fd_;
+};
+
 // "<errno text>", thread-safe.
 std::string errno_text(int error);
 

@@ -389,6 +389,14 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t offset,
   written_[it->second] += data.size();
 }
 
+void SafetensorsWriter::rewrite_metadata(const SafetensorsMetadata& metadata) {
+  const std::string head = encode_header(header_.entries, metadata);
+  TD_CHECK(head.size() == header_.data_begin, "{}: a header of {} bytes found, {} wanted", path_,
+           head.size(), header_.data_begin);
+  write_fully(fd_.get(), std::as_bytes(std::span<const char>(head)), 0, temporary_path_);
+  header_.metadata = metadata;
+}
+
 void SafetensorsWriter::finish() {
   TD_CHECK(fd_, "{}: finished twice", path_);
   for (std::size_t i = 0; i < written_.size(); ++i) {

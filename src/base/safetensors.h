@@ -124,6 +124,10 @@ class SafetensorsWriter {
   void write(std::string_view name, std::uint64_t offset, std::span<const std::byte> data);
   void write(std::string_view name, std::span<const std::byte> data) { write(name, 0, data); }
 
+  // Replaces the metadata, for what is known only once the tensors are written (checksums). The
+  // encoded header must keep its length: Error if not.
+  void rewrite_metadata(const SafetensorsMetadata& metadata);
+
   void finish();
 
  private:

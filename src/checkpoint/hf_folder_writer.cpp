@@ -1,8 +1,6 @@
 // Writing a model folder: everything goes to <target>.part, is fsynced, and takes the target's name
 // in one rename. An older folder under that name is exchanged with it and removed afterwards, so a
 // crash at any moment leaves a whole folder under the name.
-#include <fcntl.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,38 +41,6 @@ bool is_side_file(const std::string& name) {
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
-}
-
-std::string folder_of(const std::string& path) {
-  const std::string parent = fs::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
-
-void remove_tree(const std::string& path) {
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
-}
-
-// Gives `temporary` the name `target`; what stood there ends under the name `temporary` and is
-// removed.
-void take_name(const std::string& temporary, const std::string& target) {
-  if (!file_exists(target)) {
-    TD_CHECK(::rename(temporary.c_str(), target.c_str()) == 0, "{}: cannot rename {}: {}", target,
-             temporary, errno_text(errno));
-  } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) !=
-             0) {
-    // A file system without exchange: the name is absent for the moment between two renames.
-    TD_CHECK(errno == EINVAL || errno == ENOSYS, "{}: cannot exchange with {}: {}", target,
-             temporary, errno_text(errno));
-    const std::string old = target + ".old";
-    remove_tree(old);
-    TD_CHECK(::rename(target.c_str(), old.c_str()) == 0 &&
-                 ::rename(temporary.c_str(), target.c_str()) == 0,
-             "{}: cannot replace it by {}: {}", target, temporary, errno_text(errno));
-    remove_tree(old);
-  }
-  sync_folder(folder_of(target));
-  remove_tree(temporary);
 }
 
 }  // namespace
@@ -193,7 +159,7 @@ void HfFolderWriter::finish() {
   TD_CHECK(!finished_, "{}: finished twice", target_);
   for (auto& shard : shards_) shard->finish();
   sync_folder(temporary_);
-  take_name(temporary_, target_);
+  replace_folder(temporary_, target_);
   finished_ = true;
 }
 

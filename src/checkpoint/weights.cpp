@@ -78,4 +78,20 @@ void save_flat(const std::string& target, const std::string& source, const Model
                  });
 }
 
+std::vector<FlatPiece> flat_pieces(const ArenaLayout& layout, std::int64_t begin,
+                                   std::int64_t end) {
+  std::vector<FlatPiece> pieces;
+  for (const ArenaEntry& e : layout.entries) {
+    const std::int64_t cols = columns(layout, e);
+    const std::int64_t first = std::max(begin, e.flat_begin);
+    const std::int64_t last = std::min(end, e.flat_begin + e.rows * cols);
+    if (first < last)
+      pieces.push_back({.entry = &e,
+                        .offset = e.global_row * cols + (first - e.flat_begin),
+                        .begin = first,
+                        .elements = last - first});
+  }
+  return pieces;
+}
+
 }  // namespace tandem

@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "checkpoint/hf_folder.h"
 #include "model/arena.h"
@@ -24,5 +25,16 @@ void load_flat(const HfFolder& folder, const ArenaLayout& layout, std::int64_t b
 // dtype that the source folder's config.json names (bf16 where it names none).
 void save_flat(const std::string& target, const std::string& source, const ModelConfig& config,
                const ArenaLayout& layout, std::span<const float> flat);
+
+// A run of elements of one Hugging Face tensor that lies in [begin, end) of the flat vector.
+struct FlatPiece {
+  const ArenaEntry* entry;    // its hf_name and hf_shape are the tensor's
+  std::int64_t offset = 0;    // first element in the whole tensor, row-major
+  std::int64_t begin = 0;     // in the flat vector
+  std::int64_t elements = 0;  // never 0
+};
+
+// The pieces of a flat range, in the order of the table. Every element of the range is in one.
+std::vector<FlatPiece> flat_pieces(const ArenaLayout& layout, std::int64_t begin, std::int64_t end);
 
 }  // namespace tandem

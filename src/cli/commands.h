@@ -18,6 +18,7 @@ int command_generate(const std::vector<std::string>& words);
 int command_score(const std::vector<std::string>& words);
 int command_selftest(const std::vector<std::string>& words);
 int command_serve(const std::vector<std::string>& words);
+int command_inspect(const std::vector<std::string>& words);
 int command_flags(const std::vector<std::string>& words);
 int command_rank(const std::vector<std::string>& words);  // started by `tandem train`
 

@@ -17,6 +17,7 @@ constexpr const char* kUsage = R"(usage: tandem COMMAND [flags]
   score      log-probabilities of texts
   serve      the rollout engine alone, over HTTP
   selftest   whether trainer and engine compute the same bits on a model
+  inspect    what a run, rollout, checkpoint or model folder holds
   flags      all flags of `tandem train` (--markdown: the page docs/flags.md)
   version    what this program is
 
@@ -30,6 +31,7 @@ int dispatch(const std::string& command, const std::vector<std::string>& words) 
   if (command == "score") return command_score(words);
   if (command == "serve") return command_serve(words);
   if (command == "selftest") return command_selftest(words);
+  if (command == "inspect") return command_inspect(words);
   if (command == "flags") return command_flags(words);
   if (command == "rank") return command_rank(words);
   if (command == "version" || command == "--version") {

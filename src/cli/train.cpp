@@ -1,17 +1,24 @@
 // `tandem train`, its table of flags, and the rank that it starts.
 #include "driver/train.h"
 
+#include <algorithm>
+
 #include "cli/usage.h"
 #include "config/docs.h"
+#include "driver/dry_run.h"
 #include "rank/rank.h"
 
 namespace tandem {
 
 int command_train(const std::vector<std::string>& words) {
+  constexpr const char* kUsage =
+      "usage: tandem train --hf-checkpoint DIR --prompt-data FILE --colocate [flags]\n";
   Config config;
-  const auto parsed =
-      read_flags(words, config,
-                 "usage: tandem train --hf-checkpoint DIR --prompt-data FILE --colocate [flags]\n");
+  if (std::find(words.begin(), words.end(), "--dry-run") != words.end()) {
+    Parsed parsed = check_command_line(words, config);
+    if (!parsed.help) return dry_run(std::move(config), parsed);
+  }
+  const auto parsed = read_flags(words, config, kUsage);
   return parsed ? run_train(std::move(config), parsed->notes) : 0;
 }
 

@@ -246,9 +246,14 @@ struct TransferConfig {
 };
 
 struct CheckpointConfig {
-  std::string load;
-  std::string save;
-  std::optional<std::int64_t> save_interval;
+  std::string load;                       // folder of checkpoints, or a run's folder
+  std::optional<std::int64_t> ckpt_step;  // empty: the pointer's
+  bool load_optim = true;
+  bool finetune = false;                      // weights alone, rollout 0
+  std::string save;                           // after resolve(): set if save_interval is
+  std::optional<std::int64_t> save_interval;  // in rollouts; the last one is always saved
+  std::optional<std::int64_t> save_keep_last;
+  std::optional<std::int64_t> save_retain_interval;
   bool save_optim = true;
   bool async_save = false;
   std::string save_hf;  // folder of the trained model, {rollout_id} is filled in; empty: none
@@ -269,7 +274,8 @@ struct DebugConfig {
   Side debug_perturb_kernel = Side::none;  // one kernel of that side is made wrong by one unit
   bool debug_rollout_only = false;
   bool debug_train_only = false;
-  std::string load_debug_rollout_data;
+  std::string save_debug_rollout_data;  // a path, {rollout_id} is filled in
+  std::string load_debug_rollout_data;  // the same; not empty: debug_train_only after resolve()
 };
 
 // ---- one struct a command

@@ -169,7 +169,9 @@ inline constexpr auto table<DataConfig> = std::tuple{
     Field{"start_rollout_id",
           &DataConfig::start_rollout_id,
           "First rollout of the run.",
-          {.at_least = 0, .kind = Kind::refused, .why = "runs start at rollout 0; leave it out"}},
+          {.at_least = 0,
+           .kind = Kind::refused,
+           .why = "runs start at rollout 0, or after that of --load; leave it out"}},
     Field{"rollout_shuffle", &DataConfig::rollout_shuffle, "Shuffle the prompts each epoch."},
     Field{"rollout_seed",
           &DataConfig::rollout_seed,
@@ -627,31 +629,44 @@ inline constexpr auto table<TransferConfig> = std::tuple{
           {.kind = Kind::no_effect,
            .why = "in the synchronous loop no answer is running at a weight update"}}};
 
-inline constexpr std::string_view kNoResume =
-    "a run cannot be continued yet; --save-hf keeps the trained model";
-
 template <>
 inline constexpr auto table<CheckpointConfig> = std::tuple{
-    Field{"load",
-          &CheckpointConfig::load,
-          "Folder of checkpoints to continue from.",
-          {.kind = Kind::refused, .why = kNoResume}},
-    Field{"save",
-          &CheckpointConfig::save,
-          "Folder of checkpoints.",
-          {.kind = Kind::refused, .why = kNoResume}},
+    Field{"load", &CheckpointConfig::load,
+          "Folder of checkpoints (or of a run) to continue from: the run goes on after the rollout "
+          "that the newest one holds, as if it had not stopped. If it equals --save and is empty, "
+          "the run begins."},
+    Field{"ckpt_step",
+          &CheckpointConfig::ckpt_step,
+          "Continue from this checkpoint of --load (the number in iter_0000009) instead of the "
+          "newest. Later steps are done again.",
+          {.at_least = 0}},
+    Field{"load_optim", &CheckpointConfig::load_optim,
+          "Take the optimizer's state from the checkpoint too; off: it begins anew."},
+    Field{"finetune", &CheckpointConfig::finetune,
+          "Take only the weights of --load and begin a run of its own at rollout 0."},
+    Field{"save", &CheckpointConfig::save,
+          "Folder of checkpoints. The state after the last rollout is always saved, and on Ctrl-C. "
+          "Default with --save-interval: <run-dir>/checkpoints."},
     Field{"save_interval",
           &CheckpointConfig::save_interval,
           "Rollouts between checkpoints.",
-          {.at_least = 1, .kind = Kind::refused, .why = kNoResume}},
-    Field{"save_optim",
-          &CheckpointConfig::save_optim,
-          "Keep the optimizer's state.",
-          {.kind = Kind::no_effect, .why = "--save is refused so far"}},
+          {.at_least = 1}},
+    Field{"save_keep_last",
+          &CheckpointConfig::save_keep_last,
+          "Checkpoints that are kept; older ones are removed once a newer one is whole. Default: "
+          "all.",
+          {.at_least = 1}},
+    Field{"save_retain_interval",
+          &CheckpointConfig::save_retain_interval,
+          "Checkpoints at multiples of this many rollouts are never removed; of the others only "
+          "the newest stays, or --save-keep-last of them.",
+          {.at_least = 1}},
+    Field{"save_optim", &CheckpointConfig::save_optim,
+          "Put the optimizer's state into checkpoints."},
     Field{"async_save",
           &CheckpointConfig::async_save,
           "Write checkpoints while training.",
-          {.kind = Kind::no_effect, .why = "--save is refused so far"}},
+          {.kind = Kind::no_effect, .why = "checkpoints are written between two steps"}},
     Field{"save_hf", &CheckpointConfig::save_hf,
           "Folder for the trained model in Hugging Face form, written at the end; {rollout_id} is "
           "filled in. Empty: it is not written."}};
@@ -679,24 +694,20 @@ inline constexpr auto table<LoggingConfig> = std::tuple{
 template <>
 inline constexpr auto table<DebugConfig> = std::tuple{
     Field{
-        "dry_run",
-        &DebugConfig::dry_run,
-        "Check everything, start nothing.",
-        {.kind = Kind::refused, .why = "faults are reported before anything starts; leave it out"}},
+        "dry_run", &DebugConfig::dry_run,
+        "Check config, model folder, prompts, template, memory, ports and helpers, start nothing."},
     Field{"debug_perturb_kernel", &DebugConfig::debug_perturb_kernel,
           "Make one kernel of that side wrong by a little, to see the log-probability gap rise."},
-    Field{"debug_rollout_only",
-          &DebugConfig::debug_rollout_only,
-          "Generate, do not train.",
-          {.kind = Kind::refused, .why = "use tandem generate"}},
-    Field{"debug_train_only",
-          &DebugConfig::debug_train_only,
-          "Train on recorded rollouts.",
-          {.kind = Kind::refused, .why = "leave it out"}},
-    Field{"load_debug_rollout_data",
-          &DebugConfig::load_debug_rollout_data,
-          "Recorded rollouts to train on.",
-          {.kind = Kind::refused, .why = "leave it out"}}};
+    Field{"debug_rollout_only", &DebugConfig::debug_rollout_only,
+          "Generate and reward, do not train."},
+    Field{"debug_train_only", &DebugConfig::debug_train_only,
+          "Train on the rollouts of --load-debug-rollout-data, do not generate or evaluate."},
+    Field{"save_debug_rollout_data", &DebugConfig::save_debug_rollout_data,
+          "File for the samples of each rollout; {rollout_id} is filled in ({rollout_id:07d} with "
+          "leading zeros). The form is that of the run's rollouts/ folder."},
+    Field{"load_debug_rollout_data", &DebugConfig::load_debug_rollout_data,
+          "Recorded rollouts to train on, as --save-debug-rollout-data names them; implies "
+          "--debug-train-only."}};
 
 // ---- commands
 // ------------------------------------------------------------------------------------

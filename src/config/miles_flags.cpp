@@ -210,12 +210,13 @@ constexpr std::array kTogether = {
              "check_weight_update_skip_list* check_weight_update_allow_quant_error "
              "check_lora_weight_equal save_local_weight_checksum"},
     // ---- checkpoints ----
-    Together{"Checkpoints", no_effect, "--load and --save are refused so far",
-             "no_load_optim no_load_rng no_save_rng finetune ckpt_format= ckpt_step= "
-             "dist_ckpt_strictness= auto_detect_ckpt_format save_retain_interval= "
+    Together{"Checkpoints", no_effect, "random numbers follow from --seed and the sample alone",
+             "no_load_rng no_save_rng"},
+    Together{"Checkpoints", no_effect, "checkpoints have one form, which any number of ranks reads",
+             "ckpt_format= dist_ckpt_strictness= auto_detect_ckpt_format "
              "ckpt_fully_parallel_save ckpt_fully_parallel_load ckpt_assume_constant_structure "
              "non_persistent_ckpt_type= non_persistent_save_interval="},
-    Together{"Checkpoints", refused, "a run cannot be saved while it runs; use --save-hf",
+    Together{"Checkpoints", refused, "Ctrl-C saves and ends; use --save-interval",
              "save_trigger_sentinel="},
     // ---- fault tolerance ----
     Together{"Fault tolerance", refused, "a dead rank ends the run with its cause; leave it out",
@@ -245,7 +246,7 @@ constexpr std::array kTogether = {
              "custom_rollout_log_function_path= custom_eval_rollout_log_function_path="},
     // ---- debugging ----
     Together{"Debugging", no_effect, "samples are in the run's folder (--save-rollouts)",
-             "save_debug_rollout_data= save_debug_trajectory_data= dump_details="},
+             "save_debug_trajectory_data= dump_details="},
     Together{"Debugging", no_effect, "no such recording is made",
              "save_debug_train_data= save_debug_event_data= profile use_pytorch_profiler "
              "profile_step_start= profile_step_end= profile_ranks* profile_target* "

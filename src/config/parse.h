@@ -42,14 +42,21 @@ void add_faults(Parsed& parsed, const std::vector<std::string>& faults);
 // Throws Error with all faults, numbered, if there are any.
 void throw_faults(const std::vector<std::string>& faults);
 
-// What a command's main does: parse, then validate and look for the files; throws one Error that
-// lists every fault. With --help nothing is checked.
+// Parse, then validate and look for the files; all faults are in the result. With --help nothing is
+// checked.
 template <class C>
-Parsed read_command_line(std::span<const std::string> words, C& config) {
+Parsed check_command_line(std::span<const std::string> words, C& config) {
   Parsed parsed = parse(words, config);
   if (parsed.help) return parsed;
   add_faults(parsed, validate(config));
   add_faults(parsed, missing_files(config));
+  return parsed;
+}
+
+// What a command's main does: the same, throwing one Error that lists every fault.
+template <class C>
+Parsed read_command_line(std::span<const std::string> words, C& config) {
+  Parsed parsed = check_command_line(words, config);
   throw_faults(parsed.faults);
   return parsed;
 }

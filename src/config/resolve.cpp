@@ -147,6 +147,15 @@ void resolve_output(Config& config, const Host& host, Lines& lines) {
        is_name ? "the model's folder" : "default", lines);
   fill(config.logging.run_dir, "runs/" + host.time + "-" + config.logging.run_name, "run_dir",
        "runs/<time>-<run_name>", lines);
+  if (config.checkpoint.save_interval)
+    fill(config.checkpoint.save, config.logging.run_dir + "/checkpoints", "save",
+         "<run_dir>/checkpoints", lines);
+}
+
+void resolve_debug(DebugConfig& debug, Lines& lines) {
+  if (debug.load_debug_rollout_data.empty() || debug.debug_train_only) return;
+  debug.debug_train_only = true;
+  lines.push_back("debug_train_only = true (--load-debug-rollout-data)");
 }
 
 }  // namespace
@@ -196,6 +205,7 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
   resolve_recompute(config.train, lines);
   resolve_evaluation(config, config.evaluate, lines);
   resolve_output(config, host, lines);
+  resolve_debug(config.debug, lines);
   return lines;
 }
 

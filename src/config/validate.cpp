@@ -7,6 +7,9 @@
 #include <bit>
 #include <filesystem>
 #include <set>
+#include <utility>
+
+#include "base/text.h"
 
 namespace tandem {
 namespace {
@@ -168,6 +171,12 @@ void check_kl(const AlgorithmConfig& a, Faults& faults) {
   if (!a.use_kl_loss && a.use_unbiased_kl) {
     add(faults, "--use-unbiased-kl: weighs the KL in the loss; add --use-kl-loss");
   }
+  if (a.ref_update_interval && !config.checkpoint.load.empty()) {
+    add(faults,
+        "--ref-update-interval: found {} with --load: a checkpoint does not hold the reference that "
+        "moved, so such a run cannot be continued yet; leave one of them out",
+        *a.ref_update_interval);
+  }
   if (!a.uses_reference() && a.ref_update_interval) {
     add(faults,
         "--ref-update-interval: found {}, but no KL against a reference is asked for; add "
@@ -322,19 +331,61 @@ void check_evaluation(const EvaluateConfig& evaluate, Faults& faults) {
   }
 }
 
+void check_pattern(std::string_view flag, const std::string& pattern, Faults& faults) {
+  if (fill_rollout_id(pattern, 0).find_first_of("{}") != std::string::npos) {
+    add(faults, "{}: found '{}', wanted a path in which only {{rollout_id}} stands in braces, once",
+        flag, pattern);
+  }
+}
+
 void check_output(const Config& config, Faults& faults) {
   const std::string& name = config.logging.run_name;
   if (name.find('/') != std::string::npos) {
     add(faults, "--run-name: found '{}', wanted a name without '/'; --run-dir takes a path", name);
   }
-  std::string pattern = config.checkpoint.save_hf;
-  constexpr std::string_view kRolloutId = "{rollout_id}";
-  if (const std::size_t at = pattern.find(kRolloutId); at != std::string::npos) {
-    pattern.erase(at, kRolloutId.size());
+  check_pattern("--save-hf", config.checkpoint.save_hf, faults);
+  check_pattern("--save-debug-rollout-data", config.debug.save_debug_rollout_data, faults);
+  check_pattern("--load-debug-rollout-data", config.debug.load_debug_rollout_data, faults);
+}
+
+void check_checkpoint(const Config& config, Faults& faults) {
+  const CheckpointConfig& c = config.checkpoint;
+  if (c.load.empty()) {
+    const std::pair<const char*, bool> needing[] = {{"--ckpt-step", c.ckpt_step.has_value()},
+                                                    {"--finetune", c.finetune},
+                                                    {"--no-load-optim", !c.load_optim}};
+    for (const auto& [flag, given] : needing)
+      if (given) add(faults, "{}: given without --load; give the folder of checkpoints", flag);
   }
-  if (pattern.find_first_of("{}") != std::string::npos) {
-    add(faults, "--save-hf: found '{}', wanted a path in which only {} stands in braces, once",
-        config.checkpoint.save_hf, kRolloutId);
+  if (c.save.empty() && !c.save_interval) {
+    const std::pair<const char*, bool> needing[] = {
+        {"--save-keep-last", c.save_keep_last.has_value()},
+        {"--save-retain-interval", c.save_retain_interval.has_value()},
+        {"--no-save-optim", !c.save_optim}};
+    for (const auto& [flag, given] : needing)
+      if (given)
+        add(faults, "{}: given, but nothing is saved; give --save or --save-interval", flag);
+  }
+}
+
+void check_debug(const Config& config, Faults& faults) {
+  const DebugConfig& d = config.debug;
+  const bool train_only = d.debug_train_only || !d.load_debug_rollout_data.empty();
+  if (d.debug_train_only && d.load_debug_rollout_data.empty()) {
+    add(faults,
+        "--debug-train-only: given without --load-debug-rollout-data; give the recorded rollouts");
+  }
+  if (!d.debug_rollout_only) return;
+  if (train_only) {
+    add(faults, "--debug-rollout-only: given with {}; give only one of them",
+        d.debug_train_only ? "--debug-train-only" : "--load-debug-rollout-data");
+  }
+  const bool saves = !config.checkpoint.save.empty() || config.checkpoint.save_interval ||
+                     !config.checkpoint.save_hf.empty();
+  if (saves) {
+    add(faults,
+        "--debug-rollout-only: nothing is trained, so there is nothing to save; leave out --save, "
+        "--save-interval and --save-hf");
   }
 }
 
@@ -368,6 +419,8 @@ std::vector<std::string> validate(const Config& config) {
   check_train(config.train, faults);
   check_evaluation(config.evaluate, faults);
   check_output(config, faults);
+  check_checkpoint(config, faults);
+  check_debug(config, faults);
   return faults;
 }
 
@@ -426,6 +479,14 @@ std::vector<std::string> missing_files(const Config& config) {
   for (std::size_t i = 1; i < sets.size(); i += 2) {
     look_for_file("--eval-prompt-data", prompt_file(sets[i]), faults);
   }
+  const CheckpointConfig& c = config.checkpoint;
+  if (!c.load.empty() && !loads_where_it_saves(config) && !std::filesystem::is_directory(c.load)) {
+    add(faults, "--load: '{}' is not a folder; give one with checkpoints", c.load);
+  }
+  if (!config.debug.load_debug_rollout_data.empty() && c.load.empty()) {
+    look_for_file("--load-debug-rollout-data",
+                  fill_rollout_id(config.debug.load_debug_rollout_data, 0), faults);
+  }
   return faults;
 }
 
@@ -453,6 +514,40 @@ std::vector<std::string> missing_files(const ServeConfig& config) {
   Faults faults;
   look_for_model("--hf-checkpoint", config.model.hf_checkpoint, faults);
   return faults;
+}
+
+bool same_path(const std::string& a, const std::string& b) {
+  const auto normal = [](const std::string& path) {
+    const auto absolute = std::filesystem::absolute(path).lexically_normal();
+    return absolute.has_filename() ? absolute : absolute.parent_path();
+  };
+  return a == b || (!a.empty() && !b.empty() && normal(a) == normal(b));
+}
+
+bool loads_where_it_saves(const Config& config) {
+  const CheckpointConfig& c = config.checkpoint;
+  const std::string& run_dir = config.logging.run_dir;
+  const std::string save =
+      c.save.empty() && c.save_interval && !run_dir.empty() ? run_dir + "/checkpoints" : c.save;
+  return same_path(c.load, save) || same_path(c.load + "/checkpoints", save);
+}
+
+std::string fill_rollout_id(const std::string& pattern, std::int64_t rollout_id) {
+  constexpr std::string_view kName = "{rollout_id";
+  const std::size_t at = pattern.find(kName);
+  const std::size_t end = at == std::string::npos ? at : pattern.find('}', at);
+  if (end == std::string::npos) return pattern;
+  // Python's form of a width: ":07d".
+  const std::string_view form =
+      std::string_view(pattern).substr(at + kName.size(), end - at - kName.size());
+  std::int64_t width = 0;
+  if (!form.empty()) {
+    if (form.size() < 4 || !form.starts_with(":0") || !form.ends_with('d')) return pattern;
+    width = parse_int(form.substr(2, form.size() - 3)).value_or(-1);
+    if (width < 0 || width > 20) return pattern;
+  }
+  return fmt::format("{}{:0{}}{}", pattern.substr(0, at), rollout_id, width,
+                     pattern.substr(end + 1));
 }
 
 std::string prompt_file(const std::string& prompt_data) {

@@ -255,6 +255,8 @@ PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& token
   check_kind_of_file(file);
   if (options.apply_chat_template) check_kwargs(options.apply_chat_template_kwargs);
   PromptRows parsed = parse_prompt_rows(read_file(file), options);
+  if (options.first_rows > 0 && parsed.rows.size() > options.first_rows)
+    parsed.rows.resize(options.first_rows);
   std::vector<TokenizedRow> tokenized = tokenize(parsed.rows, options, tokenizer);
 
   PromptSet set;

@@ -26,6 +26,7 @@ struct PromptFileOptions {
   std::string apply_chat_template_kwargs = "{}";
   std::int64_t max_prompt_tokens = 0;  // --rollout-max-prompt-len; 0: no limit
   bool skip_bad_rows = false;
+  std::size_t first_rows = 0;  // template and tokenise only so many good rows; 0: all
 };
 
 struct BadRow {

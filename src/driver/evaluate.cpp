@@ -41,7 +41,7 @@ std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerP
   return sets;
 }
 
-void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row& row) {
+bool evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row& row) {
   const EvaluateConfig& e = config.evaluate;
   RolloutSetup setup{.phase = "evaluate " + set.name,
                      .samples_per_prompt = e.n_samples_per_eval_prompt,
@@ -53,9 +53,12 @@ void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row
   std::vector<RolloutItem> items;
   for (std::uint64_t i = 0; i < set.prompts.size(); ++i) items.push_back({i, i});
   const double start = monotonic_seconds();
-  set.samples = maker.run(set.prompts, items, setup);
+  auto samples = maker.run(set.prompts, items, setup);
+  if (!samples) return false;
+  set.samples = std::move(*samples);
   add_eval_metrics(row, set.name, set.samples, monotonic_seconds() - start);
   set.last = row.value("eval/" + set.name);
+  return true;
 }
 
 EvaluationSummary summarize(const EvaluationSet& set, const std::string& run_folder) {

@@ -25,8 +25,8 @@ struct EvaluationSet {
 std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerProcess& tokenizer,
                                                 const RewardRule& rule);
 
-// Evaluates one set and adds its metrics to the row.
-void evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row& row);
+// Evaluates one set and adds its metrics to the row; false: stopped, nothing was added.
+bool evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row& row);
 
 // Before and after, with up to three answers.
 EvaluationSummary summarize(const EvaluationSet& set, const std::string& run_folder);

@@ -1,6 +1,7 @@
 // Starting ranks and making their clients.
 #include "driver/fleet.h"
 
+#include <algorithm>
 #include <random>
 
 #include "base/check.h"
@@ -9,6 +10,7 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/json.h"
+#include "http/fan.h"
 
 namespace tandem {
 namespace {
@@ -62,6 +64,8 @@ Fleet::Fleet(const Config& config, const Placement& placement) : placement_(plac
       engines_.push_back(std::make_unique<EngineClient>(
           addresses.at(static_cast<std::size_t>(role.rank)), fetcher_));
   trainer_.emplace(std::move(trainers), fetcher_);
+  for (const http::Address& address : addresses)
+    memory_calls_.push_back({.address = address, .method = "GET", .path = "/memory"});
   update_.emplace(std::move(addresses), fetcher_);
   TD_LOG(info, "{} rank{} ready in {}:\n{}", handles.size(), handles.size() == 1 ? "" : "s",
          human_seconds(monotonic_seconds() - start), placement.describe());
@@ -75,6 +79,18 @@ std::vector<EngineClient*> Fleet::engines() {
   std::vector<EngineClient*> out;
   for (auto& engine : engines_) out.push_back(engine.get());
   return out;
+}
+
+ProcessMemory Fleet::memory(Deadline deadline) {
+  ProcessMemory most;
+  for (const std::string& body : http::call_all(fetcher_, memory_calls_, deadline)) {
+    const Json json = parse_json(body, "/memory");
+    most.resident_bytes =
+        std::max(most.resident_bytes, require<std::int64_t>(json, "resident_bytes", "/memory"));
+    most.peak_bytes =
+        std::max(most.peak_bytes, require<std::int64_t>(json, "peak_bytes", "/memory"));
+  }
+  return most;
 }
 
 UpdateTimes Fleet::update_weights(Deadline deadline) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory.h"
 #include "cluster/cluster.h"
 #include "cluster/placement.h"
 #include "comm/store.h"
@@ -32,7 +33,11 @@ class Fleet {
   TrainerClient& trainer() { return *trainer_; }
   // The next weight version: moved, verified, served by all engines.
   UpdateTimes update_weights(Deadline deadline);
+  // Of the rank that holds most; the peak is since the last call.
+  ProcessMemory memory(Deadline deadline);
   std::int64_t weight_version() const { return weight_version_; }
+  // A run that continues: the next update is version + 1.
+  void set_weight_version(std::int64_t version) { weight_version_ = version; }
   std::int64_t num_ranks() const { return static_cast<std::int64_t>(placement_.ranks.size()); }
 
   std::vector<RankDeath> deaths(Deadline deadline) { return cluster_->deaths(deadline); }
@@ -44,6 +49,7 @@ class Fleet {
   std::optional<Store> store_;
   std::unique_ptr<Cluster> cluster_;
   http::Fetcher fetcher_;
+  std::vector<http::Call> memory_calls_;  // one a rank
   std::vector<std::unique_ptr<EngineClient>> engines_;
   std::optional<TrainerClient> trainer_;
   std::optional<UpdateClient> update_;

@@ -17,7 +17,10 @@ const Declarations& train_declarations() {
       {"rollout/ref_log_probs", Reduction::mean, "the reference model's"},
       {"rollout/kl", Reduction::mean, "KL in the reward, by --kl-loss-type"},
       {"rollout/entropy", Reduction::mean, "entropy with the rollout's weights"},
-      {"rollout/response_len/*", Reduction::mean, "tokens of a response"},
+      {"rollout/response_len/mean", Reduction::mean, "tokens of a response"},
+      {"rollout/response_len/median", Reduction::last, "its median, over all samples"},
+      {"rollout/response_len/max", Reduction::max, "its maximum"},
+      {"rollout/response_len/min", Reduction::min, "its minimum"},
       {"rollout/truncated_ratio", Reduction::mean, "share of responses cut at the length limit"},
       {"rollout/zero_std/count", Reduction::sum, "groups whose rewards are all equal"},
       {"rollout/num_samples", Reduction::sum, "samples of the rollout"},
@@ -63,10 +66,18 @@ const Declarations& train_declarations() {
       {"perf/update_weights_verify_time", Reduction::max, "seconds of its checksums"},
       {"perf/update_weights_swap_time", Reduction::max, "seconds of both ends' switch"},
       {"perf/eval_time", Reduction::max, "seconds of an evaluation"},
-      {"perf/step_time", Reduction::max, "seconds of the step, evaluation aside"},
+      {"perf/save_model_time", Reduction::max, "seconds of writing the checkpoint's parts"},
+      {"perf/step_time", Reduction::max, "seconds of the step, evaluation and saving aside"},
       {"perf/train_wait_time", Reduction::max, "seconds of the step in which the trainer waited"},
       {"perf/tokens_per_gpu_per_sec", Reduction::mean, "response tokens a second and rank"},
+      {"memory/rank_*", Reduction::max,
+       "resident bytes of the largest rank at a phase's end, and the most within it"},
+      {"memory/driver_bytes", Reduction::max, "resident bytes of the driver"},
+      {"memory/helper_bytes", Reduction::sum, "resident bytes of its helper processes"},
       {"eval/*", Reduction::mean, "mean reward of an evaluation set, and its parts"},
+      {"eval/*/response_len/median", Reduction::last, "median tokens of an answer"},
+      {"eval/*/response_len/max", Reduction::max, "most tokens of an answer"},
+      {"eval/*/response_len/min", Reduction::min, "fewest tokens of an answer"},
   });
   return declarations;
 }
@@ -145,6 +156,16 @@ void add_update_metrics(Row& row, const UpdateTimes& times) {
   row.add("perf/update_weights_move_time", times.move_seconds);
   row.add("perf/update_weights_verify_time", times.verify_seconds);
   row.add("perf/update_weights_swap_time", times.swap_seconds);
+}
+
+void add_rank_memory(Row& row, const std::string& phase, const ProcessMemory& most) {
+  row.add("memory/rank_" + phase + "_bytes", static_cast<double>(most.resident_bytes));
+  row.add("memory/rank_" + phase + "_peak_bytes", static_cast<double>(most.peak_bytes));
+}
+
+void add_driver_memory(Row& row, std::int64_t helper_bytes) {
+  row.add("memory/driver_bytes", static_cast<double>(process_memory().resident_bytes));
+  row.add("memory/helper_bytes", static_cast<double>(helper_bytes));
 }
 
 void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,

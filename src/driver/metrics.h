@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "base/memory.h"
 #include "data/sample.h"
 #include "metrics/record.h"
 #include "rl/advantages.h"
@@ -19,6 +20,10 @@ void add_rollout_metrics(Row& row, std::span<const Sample> samples,
                          const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus);
 void add_train_metrics(Row& row, const TrainResult& result, double seconds);
 void add_update_metrics(Row& row, const UpdateTimes& times);
+// `phase`: "rollout", "train" or "update", at whose end the ranks were asked.
+void add_rank_memory(Row& row, const std::string& phase, const ProcessMemory& most);
+// Resident memory of the driver and of its helper processes.
+void add_driver_memory(Row& row, std::int64_t helper_bytes);
 void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,
                       double seconds);
 

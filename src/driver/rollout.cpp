@@ -12,6 +12,8 @@
 namespace tandem {
 namespace {
 
+constexpr double kStopSeconds = 0.1;  // between two looks at stop()
+
 // Filled on the fetcher's thread; kept alive by the callbacks that are still out.
 struct Inbox {
   std::mutex mutex;
@@ -53,9 +55,9 @@ void mask_truncated_samples(std::vector<Sample>& samples) {
   }
 }
 
-std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
-                                           const std::vector<RolloutItem>& items,
-                                           const RolloutSetup& setup) {
+std::optional<std::vector<Sample>> RolloutMaker::generate(const std::vector<Prompt>& prompts,
+                                                          const std::vector<RolloutItem>& items,
+                                                          const RolloutSetup& setup) {
   const Deadline deadline = Deadline::after(setup.timeout_seconds);
   const std::int64_t n = setup.samples_per_prompt;
   progress_.begin(setup.phase, static_cast<std::int64_t>(items.size()) * n, "samples");
@@ -84,8 +86,12 @@ std::vector<Sample> RolloutMaker::generate(const std::vector<Prompt>& prompts,
     GroupResult result;
     {
       std::unique_lock lock(inbox->mutex);
-      const bool arrived = inbox->changed.wait_until(lock, deadline.time_point(),
-                                                     [&] { return !inbox->results.empty(); });
+      bool arrived = false;
+      while (!arrived && !deadline.expired()) {
+        if (stop_()) return std::nullopt;
+        arrived = inbox->changed.wait_until(lock, deadline.within(kStopSeconds).time_point(),
+                                            [&] { return !inbox->results.empty(); });
+      }
       TD_CHECK(arrived, "{}: {} of {} prompts unanswered by {} engine{} (the first at {}) after {}",
                setup.phase, items.size() - done, items.size(), engines_.size(),
                engines_.size() == 1 ? "" : "s", engines_.front()->address().url(""),
@@ -119,12 +125,14 @@ void RolloutMaker::reward(const std::vector<Prompt>& prompts, const std::vector<
   }
 }
 
-std::vector<Sample> RolloutMaker::run(const std::vector<Prompt>& prompts,
-                                      const std::vector<RolloutItem>& items,
-                                      const RolloutSetup& setup) {
+std::optional<std::vector<Sample>> RolloutMaker::run(const std::vector<Prompt>& prompts,
+                                                     const std::vector<RolloutItem>& items,
+                                                     const RolloutSetup& setup) {
   auto samples = generate(prompts, items, setup);
-  reward(prompts, items, setup, samples);
-  if (setup.mask_truncated) mask_truncated_samples(samples);
+  if (samples) {
+    reward(prompts, items, setup, *samples);
+    if (setup.mask_truncated) mask_truncated_samples(*samples);
+  }
   progress_.end();
   return samples;
 }

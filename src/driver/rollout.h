@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -42,24 +45,33 @@ void mask_truncated_samples(std::vector<Sample>& samples);
 
 class RolloutMaker {
  public:
-  // At least one engine; prompts are dealt to them in turn.
-  RolloutMaker(std::vector<EngineClient*> engines, TokenizerProcess& tokenizer, Progress& progress)
-      : engines_(std::move(engines)), tokenizer_(tokenizer), progress_(progress) {}
+  // At least one engine; prompts are dealt to them in turn. `stop`: asked several times a second
+  // whether to give up.
+  RolloutMaker(std::vector<EngineClient*> engines, TokenizerProcess& tokenizer, Progress& progress,
+               std::function<bool()> stop)
+      : engines_(std::move(engines)),
+        tokenizer_(tokenizer),
+        progress_(progress),
+        stop_(std::move(stop)) {}
 
   // All prompts at once; the engines batch them. Samples have ids counter × n + i, text, reward
-  // and status. Throws Error if a prompt's call fails or the time is over, naming what is missing.
-  std::vector<Sample> run(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
-                          const RolloutSetup& setup);
+  // and status; nothing if stop() said so. Throws Error if a prompt's call fails or the time is
+  // over, naming what is missing.
+  std::optional<std::vector<Sample>> run(const std::vector<Prompt>& prompts,
+                                         const std::vector<RolloutItem>& items,
+                                         const RolloutSetup& setup);
 
  private:
-  std::vector<Sample> generate(const std::vector<Prompt>& prompts,
-                               const std::vector<RolloutItem>& items, const RolloutSetup& setup);
+  std::optional<std::vector<Sample>> generate(const std::vector<Prompt>& prompts,
+                                              const std::vector<RolloutItem>& items,
+                                              const RolloutSetup& setup);
   void reward(const std::vector<Prompt>& prompts, const std::vector<RolloutItem>& items,
               const RolloutSetup& setup, std::vector<Sample>& samples);
 
   std::vector<EngineClient*> engines_;
   TokenizerProcess& tokenizer_;
   Progress& progress_;
+  std::function<bool()> stop_;
 };
 
 }  // namespace tandem

@@ -1,6 +1,8 @@
 // The loop of a run. `TrainLoop::step` is the algorithm of one step on one screen: generate,
-// reward, advantages, train, update weights, log, evaluate. Everything a step needs was opened
-// before the first one, so a fault of config, data or model shows before anything is generated.
+// reward, advantages, train, update weights, log and save; then evaluation. Everything a step needs
+// was opened before the first one, so a fault of config, data or model shows before anything is
+// generated. Invariant: a step's row is on disk before the checkpoint that holds the step is, and
+// what a checkpoint holds is the state after a whole step.
 #include "driver/train.h"
 
 #include <algorithm>
@@ -14,14 +16,19 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/checkpoints.h"
 #include "checkpoint/hf_folder.h"
 #include "config/json.h"
 #include "config/resolve.h"
+#include "config/validate.h"
 #include "data/batch.h"
 #include "driver/evaluate.h"
 #include "driver/fleet.h"
+#include "driver/interrupt.h"
 #include "driver/metrics.h"
 #include "driver/placement.h"
+#include "driver/records.h"
+#include "driver/resume.h"
 #include "driver/rollout.h"
 #include "model/hf_config.h"
 #include "rl/advantages.h"
@@ -31,16 +38,26 @@ namespace {
 
 class TrainLoop {
  public:
-  explicit TrainLoop(Config config)
+  TrainLoop(Config config, std::optional<Resume> resume)
       : config_(std::move(config)),
+        resume_(std::move(resume)),
         rule_(parse_reward_rule(config_.reward.rm_type)),
         tokenizer_({.folder = config_.model.hf_checkpoint,
                     .chat_template_path = config_.data.chat_template_path,
                     .log_path = config_.logging.run_dir + "/logs/tokenizer.log"}),
         progress_(5.0, config_.logging.progress.value_or(true)) {}
 
-  void open();
-  void run();
+  // False: every rollout asked for is done, and there is nothing left to do.
+  bool open();
+  // False: interrupted, and ended in order.
+  bool run();
+  void say_all_done() const {
+    console_line(
+        fmt::format("nothing to do: {} holds step {}, the last of --num-rollout {}; a larger "
+                    "--num-rollout goes "
+                    "on from there",
+                    resume_->folder, first_, *config_.data.num_rollout));
+  }
   // Appends what the ranks died of to an error that ended the run.
   std::string with_cause(const std::string& what);
   void close() {
@@ -48,18 +65,45 @@ class TrainLoop {
   }
 
  private:
+  // A checkpoint whose parts the ranks have written; commit makes it one.
+  struct Parts {
+    CheckpointWriter writer;
+    CheckpointState state;
+  };
+
   void load_data();
+  void restore_data();
   void size_kv_cache();
-  void step(std::int64_t id);
+  void restore_ranks();
+  bool all_done() const { return first_ >= *config_.data.num_rollout; }
+  bool step(std::int64_t id);
+  std::optional<std::vector<Sample>> make_samples(std::int64_t id);
+  std::vector<Sample> recorded_samples(std::int64_t id) const;
+  std::optional<TrainBatch> make_batch(std::int64_t id, Row& row);
+  void train(std::int64_t id, const TrainBatch& batch, Row& row);
   void check_skipped(std::int64_t id, const TrainResult& trained);
-  void evaluate_all(std::int64_t id);
+  bool evaluate_all(std::int64_t id);
   bool evaluates_after(std::int64_t id) const;
+  bool saves_after(std::int64_t id) const;
+  std::unique_ptr<Parts> write_parts(std::int64_t id);
+  void commit(Parts& parts);
+  void end_early();
   void write_row(std::int64_t id, const Row& row);
   void save_rollout(std::int64_t id, const TrainBatch& batch);
   std::string save_folder() const;
-  double control_seconds() const { return config_.cluster.control_timeout_seconds; }
+  bool interrupted() const { return interrupts_ && interrupts_->asked(); }
+  // A run that continues: the evaluation after its last step was cut short.
+  bool owes_evaluation() const {
+    return first_ > 0 && evaluates_after(first_ - 1) && !records_.has_evaluation;
+  }
+  void note_memory(const std::string& phase, Row& row) {
+    add_rank_memory(row, phase, fleet_->memory(control()));
+  }
+  bool is_last(std::int64_t id) const { return id + 1 == *config_.data.num_rollout; }
+  Deadline control() const { return Deadline::after(config_.cluster.control_timeout_seconds); }
 
   Config config_;
+  std::optional<Resume> resume_;
   RewardRule rule_;
   TokenizerProcess tokenizer_;
   Progress progress_;
@@ -70,6 +114,13 @@ class TrainLoop {
   std::optional<Fleet> fleet_;
   std::optional<RolloutMaker> maker_;
   std::int64_t skipped_steps_ = 0;  // in a row, up to the last one
+  std::optional<Interrupts> interrupts_;  // while steps run; before, a signal just ends the program
+  Records records_;                       // of a run that continues
+  bool restoring_ = false;                // the ranks read the checkpoint
+  std::int64_t first_ = 0;                // rollout of this process
+  std::int64_t done_ = -1;                // last rollout whose step is whole
+  std::int64_t saved_ = -1;               // last rollout that a checkpoint holds
+  Json order_after_step_;                 // state of order_ after step done_
 };
 
 void TrainLoop::load_data() {
@@ -86,15 +137,51 @@ void TrainLoop::load_data() {
                    tokenizer_);
   check_labels(d.prompt_data, set.prompts, rule_);
   prompts_ = set.prompts;
-  evaluation_ = load_evaluation_sets(config_, tokenizer_, rule_);
+  if (config_.debug.debug_train_only)
+    TD_LOG(info, "recorded rollouts are trained on: nothing is generated, nothing evaluated");
+  else
+    evaluation_ = load_evaluation_sets(config_, tokenizer_, rule_);
   for (const auto& line : resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
     TD_LOG(info, "{}", line);
   order_.emplace(prompts_.size(), static_cast<std::uint64_t>(d.rollout_seed), d.rollout_shuffle);
 }
 
+// The driver's part of the checkpoint: where the run goes on, and its records cut back to there.
+void TrainLoop::restore_data() {
+  const std::string& folder = config_.logging.run_dir;
+  if (resume_ && !config_.checkpoint.finetune) {
+    order_->restore(resume_->run.prompt_order, resume_->folder + "/state.json");
+    done_ = saved_ = resume_->rollout_id();
+    first_ = done_ + 1;
+  }
+  order_after_step_ = order_->save();
+  if (config_.checkpoint.load.empty() || config_.checkpoint.finetune) return;
+  records_ = cut_records(folder, resume_ ? done_ : kBeforeAll);
+  const std::string removed =
+      records_.removed_rows > 0 ? fmt::format("; {} rows of later steps removed from metrics.jsonl",
+                                              records_.removed_rows)
+                                : "";
+  if (!resume_)
+    TD_LOG(info, "{}: no checkpoint yet, the run begins at step 1{}", config_.checkpoint.load,
+           removed);
+  else
+    TD_LOG(info, "{}: {} of {} steps are done, {}{}", resume_->folder, first_,
+           *config_.data.num_rollout,
+           all_done() ? "all that --num-rollout asks for"
+                      : fmt::format("the run goes on with step {}", first_ + 1),
+           removed);
+  for (EvaluationSet& set : evaluation_)
+    if (const auto first = records_.first.find(set.name); first != records_.first.end())
+      set.first = first->second;
+}
+
 // Room for max_running_requests samples of the longest prompt and answer, unless given. Every
 // prompt must fit the model, and one sample the cache: said now, not at the step that draws it.
 void TrainLoop::size_kv_cache() {
+  if (config_.debug.debug_train_only) {
+    config_.engine.kv_cache_tokens = 16;
+    return;
+  }
   const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
   const std::int64_t context = model.max_position_embeddings;
   std::size_t prompt = 0;
@@ -130,18 +217,25 @@ void TrainLoop::size_kv_cache() {
          answer);
 }
 
-void TrainLoop::open() {
+bool TrainLoop::open() {
   const std::string& folder = config_.logging.run_dir;
   const Placement placement = make_placement(
       config_.cluster, {.num_nodes = 1, .gpus_per_node = config_.cluster.num_gpus_per_node});
   load_data();
+  restore_data();
+  if (all_done() && config_.checkpoint.save_hf.empty() && !owes_evaluation()) return false;
   size_kv_cache();
+  if (first_ > 0)
+    for (const auto& line : config_changes(resume_->run.config, config_))
+      TD_LOG(warn, "differs from the saved run: {}", line);
+  if (first_ > 0 && resume_->run.prompts_xxh3 != prompts_xxh3(prompts_))
+    TD_LOG(warn, "differs from the saved run: as many prompts, but not all of them are the same");
   write_file_atomic(folder + "/config.json", dump_json_pretty(to_json(config_)));
   sinks_.push_back(std::make_unique<JsonlSink>(folder + "/metrics.jsonl"));
   sinks_.push_back(std::make_unique<ConsoleSink>(*config_.data.num_rollout));
   if (config_.logging.use_tensorboard)
-    sinks_.push_back(std::make_unique<TensorBoardSink>(folder + "/tensorboard"));
-  if (config_.logging.save_rollouts) std::filesystem::create_directories(folder + "/rollouts");
+    sinks_.push_back(std::make_unique<TensorBoardSink>(folder + "/tensorboard", first_));
+  if (config_.logging.save_rollouts) create_folders(folder + "/rollouts");
   if (!config_.checkpoint.save_hf.empty()) {
     std::error_code none;
     check_hf_target(save_folder());
@@ -149,16 +243,33 @@ void TrainLoop::open() {
              "--save-hf: {} is the folder of --hf-checkpoint; name another", save_folder());
   }
   fleet_.emplace(config_, placement);
-  maker_.emplace(fleet_->engines(), tokenizer_, progress_);
+  maker_.emplace(fleet_->engines(), tokenizer_, progress_, [this] { return interrupted(); });
+  restore_ranks();
+  return true;
+}
+
+// The ranks' part of the checkpoint. It reaches the engines by the first weight update, under the
+// version that they served when it was made.
+void TrainLoop::restore_ranks() {
+  if (!resume_) return;
+  const double start = monotonic_seconds();
+  const CheckpointConfig& c = config_.checkpoint;
+  restoring_ = true;
+  fleet_->trainer().load(resume_->folder, c.load_optim && !c.finetune, control());
+  restoring_ = false;
+  if (!c.finetune) fleet_->set_weight_version(resume_->run.weight_version - 1);
+  TD_LOG(info, "{}: {} loaded in {}", resume_->folder,
+         c.finetune     ? "weights, for a run of their own,"
+         : c.load_optim ? "weights and optimizer"
+                        : "weights without optimizer",
+         human_seconds(monotonic_seconds() - start));
 }
 
 // --save-hf with its {rollout_id} filled in, absolute.
 std::string TrainLoop::save_folder() const {
-  std::string folder = config_.checkpoint.save_hf;
-  const std::string field = "{rollout_id}";
-  if (const auto at = folder.find(field); at != std::string::npos)
-    folder.replace(at, field.size(), std::to_string(*config_.data.num_rollout - 1));
-  return std::filesystem::absolute(folder).string();
+  return std::filesystem::absolute(
+             fill_rollout_id(config_.checkpoint.save_hf, *config_.data.num_rollout - 1))
+      .string();
 }
 
 void TrainLoop::write_row(std::int64_t id, const Row& row) {
@@ -166,16 +277,27 @@ void TrainLoop::write_row(std::int64_t id, const Row& row) {
 }
 
 void TrainLoop::save_rollout(std::int64_t id, const TrainBatch& batch) {
-  if (!config_.logging.save_rollouts) return;
-  write_file_atomic(
-      fmt::format("{}/rollouts/rollout_{:07d}.safetensors", config_.logging.run_dir, id),
-      encode_batch(batch));
+  const std::string& debug = config_.debug.save_debug_rollout_data;
+  if (!config_.logging.save_rollouts && debug.empty()) return;
+  const std::string bytes = encode_batch(batch);
+  if (config_.logging.save_rollouts)
+    write_file_atomic(
+        fmt::format("{}/rollouts/rollout_{:07d}.safetensors", config_.logging.run_dir, id), bytes);
+  if (debug.empty()) return;
+  const std::string path = std::filesystem::absolute(fill_rollout_id(debug, id)).string();
+  create_folders(std::filesystem::path(path).parent_path().string());
+  write_file_atomic(path, bytes);
 }
 
-void TrainLoop::step(std::int64_t id) {
-  const double start = monotonic_seconds();
-  Row row(train_declarations());
+// The samples that --load-debug-rollout-data recorded.
+std::vector<Sample> TrainLoop::recorded_samples(std::int64_t id) const {
+  const std::string path = fill_rollout_id(config_.debug.load_debug_rollout_data, id);
+  const MappedFile file(path);
+  return decode_batch(file.bytes(), path).samples;
+}
 
+// Prompts drawn, answered and rewarded; nothing if interrupted.
+std::optional<std::vector<Sample>> TrainLoop::make_samples(std::int64_t id) {
   std::vector<RolloutItem> items;
   for (const auto& drawn : order_->next(*config_.rollout.rollout_batch_size))
     items.push_back({drawn.counter, drawn.index});
@@ -187,8 +309,15 @@ void TrainLoop::step(std::int64_t id) {
                      .rule = rule_,
                      .max_context = config_.rollout.rollout_max_context_len.value_or(0),
                      .timeout_seconds = config_.engine.request_timeout_seconds};
-  TrainBatch batch{
-      .samples = maker_->run(prompts_, items, setup), .advantages = {}, .trainer_log_probs = {}};
+  return maker_->run(prompts_, items, setup);
+}
+
+// Samples with their advantages.
+std::optional<TrainBatch> TrainLoop::make_batch(std::int64_t id, Row& row) {
+  const double start = monotonic_seconds();
+  auto samples = config_.debug.debug_train_only ? recorded_samples(id) : make_samples(id);
+  if (!samples) return std::nullopt;
+  TrainBatch batch{.samples = std::move(*samples), .advantages = {}, .trainer_log_probs = {}};
   const double generated = monotonic_seconds();
 
   std::vector<std::uint64_t> prompt_ids;
@@ -205,32 +334,93 @@ void TrainLoop::step(std::int64_t id) {
   batch.advantages = advantages.advantages;
   add_rollout_metrics(row, batch.samples, advantages, generated - start,
                       config_.cluster.rollout_num_gpus.value());
-  save_rollout(id, batch);
+  return batch;
+}
 
+void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {
   progress_.begin(fmt::format("step {} train", id + 1), 0, "micro-batches");  // total comes later
   std::int64_t shown = 0;
-  const double train_start = monotonic_seconds();
+  const double start = monotonic_seconds();
   const TrainResult trained = fleet_->trainer().train(
-      batch, *config_.data.num_rollout * config_.train.num_steps_per_rollout.value(),
-      Deadline::after(control_seconds()), [&](std::int64_t done, std::int64_t total) {
+      batch, *config_.data.num_rollout * config_.train.num_steps_per_rollout.value(), control(),
+      [&](std::int64_t done, std::int64_t total) {
         progress_.set_total(total);
         if (done > shown) progress_.advance(done - shown);
         shown = std::max(shown, done);
       });
   progress_.end();
-  add_train_metrics(row, trained, monotonic_seconds() - train_start);
+  add_train_metrics(row, trained, monotonic_seconds() - start);
   check_skipped(id, trained);
   if (const auto every = config_.algorithm.ref_update_interval; every && (id + 1) % *every == 0) {
-    fleet_->trainer().update_reference(Deadline::after(control_seconds()));
+    fleet_->trainer().update_reference(control());
     TD_LOG(info, "step {}: the present model is the reference from here on", id + 1);
   }
+}
 
-  add_update_metrics(row, fleet_->update_weights(Deadline::after(control_seconds())));
+// False: interrupted before anything was trained on; the step has not been.
+bool TrainLoop::step(std::int64_t id) {
+  const double start = monotonic_seconds();
+  Row row(train_declarations());
+  const auto batch = make_batch(id, row);
+  if (!batch) return false;
+  save_rollout(id, *batch);
+  note_memory("rollout", row);
+  if (!config_.debug.debug_rollout_only) {
+    train(id, *batch, row);
+    note_memory("train", row);
+    add_update_metrics(row, fleet_->update_weights(control()));
+    note_memory("update", row);
+  }
+  add_driver_memory(row, process_memory(tokenizer_.process().pid()).resident_bytes);
   const double seconds = monotonic_seconds() - start;
   row.add("perf/step_time", seconds);
-  row.add("perf/train_wait_time", seconds - row.value("perf/train_time"));
+  if (row.has("perf/train_time"))
+    row.add("perf/train_wait_time", seconds - row.value("perf/train_time"));
+  done_ = id;
+  order_after_step_ = order_->save();
+  std::unique_ptr<Parts> parts;
+  if (saves_after(id)) {
+    parts = write_parts(id);
+    row.add("perf/save_model_time", monotonic_seconds() - start - seconds);
+  }
   write_row(id, row);
-  if (evaluates_after(id)) evaluate_all(id);
+  if (parts) commit(*parts);
+  return true;
+}
+
+bool TrainLoop::saves_after(std::int64_t id) const {
+  const CheckpointConfig& c = config_.checkpoint;
+  return !c.save.empty() &&
+         (is_last(id) || interrupted() || (c.save_interval && (id + 1) % *c.save_interval == 0));
+}
+
+std::unique_ptr<TrainLoop::Parts> TrainLoop::write_parts(std::int64_t id) {
+  namespace fs = std::filesystem;
+  const std::string root = fs::absolute(config_.checkpoint.save).lexically_normal().string();
+  auto parts = std::unique_ptr<Parts>(new Parts{.writer = {root, id}, .state = {}});
+  const SavedParts saved =
+      fleet_->trainer().save(parts->writer.folder(), config_.checkpoint.save_optim, control());
+  const RunState run{
+      .weight_version = fleet_->weight_version(),
+      .prompt_order = order_after_step_,
+      .run_dir = fs::absolute(config_.logging.run_dir).lexically_normal().lexically_relative(root),
+      .config = to_json(config_)};
+  parts->state = {.rollout_id = id,
+                  .optimizer_steps = saved.optimizer_steps,
+                  .files = saved.files,
+                  .run = to_json(run)};
+  return parts;
+}
+
+void TrainLoop::commit(Parts& parts) {
+  const CheckpointConfig& c = config_.checkpoint;
+  const std::int64_t id = parts.state.rollout_id;
+  parts.writer.commit(parts.state);
+  saved_ = id;
+  TD_LOG(info, "saved {}", checkpoint_folder(c.save, id));
+  for (const std::int64_t old :
+       checkpoints_to_remove(checkpoint_ids(c.save), id, c.save_keep_last, c.save_retain_interval))
+    remove_checkpoint(c.save, old);
 }
 
 // A gradient that is not finite again and again will not mend itself.
@@ -250,38 +440,71 @@ void TrainLoop::check_skipped(std::int64_t id, const TrainResult& trained) {
 }
 
 bool TrainLoop::evaluates_after(std::int64_t id) const {
-  const bool last = id + 1 == *config_.data.num_rollout;
   const auto interval = config_.evaluate.eval_interval;
-  return !evaluation_.empty() && (last || (interval && (id + 1) % *interval == 0));
+  return !evaluation_.empty() && (is_last(id) || (interval && (id + 1) % *interval == 0));
 }
 
-void TrainLoop::evaluate_all(std::int64_t id) {
+// False: interrupted; a run that continues does it again.
+bool TrainLoop::evaluate_all(std::int64_t id) {
   Row row(train_declarations());
   for (EvaluationSet& set : evaluation_) {
-    evaluate(set, config_, *maker_, row);
+    if (!evaluate(set, config_, *maker_, row)) return false;
     if (id < 0) set.first = set.last;
     console_line(fmt::format("evaluation '{}': mean reward {:.3f} over {} prompts", set.name,
                              set.last, set.prompts.size()));
   }
   for (auto& sink : sinks_)
     if (!dynamic_cast<ConsoleSink*>(sink.get())) sink->write(id, row);
+  return true;
 }
 
-void TrainLoop::run() {
-  fleet_->update_weights(Deadline::after(control_seconds()));
-  if (!evaluation_.empty() && !config_.evaluate.skip_eval_before_train) evaluate_all(-1);
-  for (std::int64_t id = 0; id < *config_.data.num_rollout; ++id) step(id);
+bool TrainLoop::run() {
+  interrupts_.emplace();
+  fleet_->update_weights(control());
+  bool whole = true;
+  if (first_ == 0 && !evaluation_.empty() && !config_.evaluate.skip_eval_before_train)
+    whole = evaluate_all(-1);
+  if (owes_evaluation()) whole = evaluate_all(first_ - 1);
+  for (std::int64_t id = first_; whole && id < *config_.data.num_rollout; ++id) {
+    whole = !interrupted() && step(id);
+    if (whole && evaluates_after(id)) whole = evaluate_all(id);
+  }
+  if (!whole) {
+    end_early();
+    return false;
+  }
   if (!config_.checkpoint.save_hf.empty()) {
-    fleet_->trainer().save_hf(save_folder(), Deadline::after(control_seconds()));
+    fleet_->trainer().save_hf(save_folder(), control());
     TD_LOG(info, "{}: the trained model, a Hugging Face folder", save_folder());
   }
   for (const EvaluationSet& set : evaluation_)
     console_line(evaluation_block(summarize(set, config_.logging.run_dir)));
   if (evaluation_.empty()) console_line("run folder: " + config_.logging.run_dir);
+  return true;
+}
+
+// After an interrupt: keeps what is done, if that was asked for.
+void TrainLoop::end_early() {
+  const std::string& save = config_.checkpoint.save;
+  const std::string total =
+      fmt::format("{} of {} steps done", done_ + 1, *config_.data.num_rollout);
+  if (!save.empty() && done_ > saved_) {
+    // What they generate is not wanted any more.
+    for (EngineClient* engine : fleet_->engines()) engine->abort_all(control());
+    commit(*write_parts(done_));
+  }
+  if (saved_ >= 0 && saved_ == done_)
+    console_line(fmt::format("interrupted: {}; --load {} goes on from there", total,
+                             save.empty() ? resume_->root : save));
+  else
+    console_line(fmt::format("interrupted: {}, nothing saved{}", total,
+                             save.empty() && done_ >= 0 ? " (no --save was given)" : ""));
 }
 
 std::string TrainLoop::with_cause(const std::string& what) {
   std::string text = what;
+  if (restoring_ && !checkpoint_faults(resume_->folder, Look::at_all_bytes).empty())
+    text += fallback_advice(resume_->root, resume_->rollout_id());
   if (fleet_)
     for (const RankDeath& death : fleet_->deaths(Deadline::after(2))) text += "\n" + death.text;
   return text;
@@ -290,12 +513,26 @@ std::string TrainLoop::with_cause(const std::string& what) {
 }  // namespace
 
 int run_train(Config config, const std::vector<std::string>& notes) {
+  auto resume = find_resume(config);
+  const bool continues = !config.checkpoint.load.empty() && !config.checkpoint.finetune;
+  if (continues && resume && config.logging.run_dir.empty())
+    config.logging.run_dir = saved_run_dir(*resume);
   const auto resolved = resolve(config, this_host());
   const std::string& folder = config.logging.run_dir;
-  TD_CHECK(!file_exists(folder + "/metrics.jsonl"),
-           "--run-dir: {} already holds a run; name another folder or remove it", folder);
+  TD_CHECK(continues || !file_exists(folder + "/metrics.jsonl"),
+           "--run-dir: {} already holds a run; name another folder, remove it, or continue it with "
+           "--load",
+           folder);
+  check_save_folder(config, resume);
   std::signal(SIGPIPE, SIG_IGN);  // a console that is gone is no reason to end the run
-  std::filesystem::create_directories(folder + "/logs");
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error with its name
+  create_folders(folder + "/logs");
+  const FolderLock lock(folder, "--run-dir");
+  std::optional<FolderLock> save_lock;
+  if (const std::string& save = config.checkpoint.save; !save.empty() && !same_path(save, folder)) {
+    create_folders(save);
+    save_lock.emplace(save, "--save");
+  }
   start_log({.role = "",
              .level = config.logging.log_level,
              .console_fd = 1,
@@ -303,16 +540,19 @@ int run_train(Config config, const std::vector<std::string>& notes) {
   TD_LOG(info, "run folder: {}", folder);
   for (const auto& line : notes) TD_LOG(info, "{}", line);
   for (const auto& line : resolved) TD_LOG(info, "{}", line);
-  TrainLoop loop(std::move(config));
+  TrainLoop loop(std::move(config), std::move(resume));
+  bool whole = true;
   try {
-    loop.open();
-    loop.run();
+    if (loop.open())
+      whole = loop.run();
+    else
+      loop.say_all_done();
   } catch (const Error& e) {
     // The rank's own last words are the cause; without them only its closed socket would show.
     throw Error(loop.with_cause(e.what()));
   }
   loop.close();
-  return 0;
+  return whole ? 0 : kInterruptedExitCode;
 }
 
 }  // namespace tandem

@@ -108,9 +108,14 @@ void JsonlSink::write(std::int64_t step, const Row& row) {
   file_.append(dump_json(line) + "\n");
 }
 
-TensorBoardSink::TensorBoardSink(const std::string& folder) : file_(event_file_name(folder)) {
-  // Event: 1 wall_time, 2 step, 3 file_version, 5 summary.
+TensorBoardSink::TensorBoardSink(const std::string& folder, std::int64_t first_step)
+    : file_(event_file_name(folder)) {
+  // Event: 1 wall_time, 2 step, 3 file_version, 5 summary, 7 session_log.
   file_.append(tf_record(double_field(1, unix_seconds()) + bytes_field(3, "brain.Event:2")));
+  if (first_step == 0) return;
+  constexpr std::int64_t kStart = 1;  // SessionLog.START: readers drop later steps seen before it
+  file_.append(tf_record(double_field(1, unix_seconds()) + varint_field(2, first_step) +
+                         bytes_field(7, varint_field(1, kStart))));
 }
 
 void TensorBoardSink::write(std::int64_t step, const Row& row) {

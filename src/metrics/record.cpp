@@ -34,9 +34,12 @@ Reduction Declarations::reduction(std::string_view name) const {
   const Declaration* best = nullptr;
   for (const Declaration& known : list_) {
     if (known.name == name) return known.reduction;
-    if (known.name.empty() || known.name.back() != '*') continue;
-    const std::string_view prefix(known.name.data(), known.name.size() - 1);
-    if (name.starts_with(prefix) && (!best || known.name.size() > best->name.size())) {
+    const std::size_t star = known.name.find('*');
+    if (star == known.name.npos) continue;
+    const std::string_view prefix(known.name.data(), star);
+    const std::string_view suffix = std::string_view(known.name).substr(star + 1);
+    if (name.size() >= prefix.size() + suffix.size() && name.starts_with(prefix) &&
+        name.ends_with(suffix) && (!best || known.name.size() > best->name.size())) {
       best = &known;
     }
   }
@@ -68,6 +71,9 @@ void Row::take(Entry& into, double value, double weight) {
     case Reduction::max:
       // NaN wins: a maximum over something that is not a number must not look healthy.
       if (into.weight == 0 || std::isnan(value) || value > into.value) into.value = value;
+      break;
+    case Reduction::min:
+      if (into.weight == 0 || std::isnan(value) || value < into.value) into.value = value;
       break;
     case Reduction::last:
       into.value = value;

@@ -1,6 +1,6 @@
 // A step's row of metrics. Every name is declared once with the way it is reduced, so that a value
 // means the same however many samples, micro-batches or ranks it came from:
-//   sum   counts: tokens, samples            max   times, maxima over tokens (over ranks: slowest)
+//   sum   counts: tokens, samples            max, min   extremes; times (over ranks: the slowest)
 //   mean  Σ weight·value / Σ weight          last  settings such as the learning rate: equal on all
 // A rank adds what it saw, the driver merges the ranks' rows; merging is associative. A name that
 // is not declared is an error, so no metric exists without a reduction.
@@ -15,10 +15,10 @@
 
 namespace tandem {
 
-enum class Reduction { sum, mean, max, last };
+enum class Reduction { sum, mean, max, min, last };
 
 struct Declaration {
-  std::string name;  // "train/loss"; a final '*' stands for any ending: "eval/*"
+  std::string name;  // "train/loss"; one '*' stands for any text: "eval/*", "eval/*/max"
   Reduction reduction;
   std::string help = {};
 };

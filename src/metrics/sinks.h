@@ -34,7 +34,8 @@ class JsonlSink : public Sink {
 // data, masked CRC32C) around Event protobufs. One file a process in `folder`.
 class TensorBoardSink : public Sink {
  public:
-  explicit TensorBoardSink(const std::string& folder);
+  // first_step > 0: a run that continues; what older files hold from that step on is void.
+  explicit TensorBoardSink(const std::string& folder, std::int64_t first_step = 0);
   void write(std::int64_t step, const Row& row) override;
 
   const std::string& path() const { return file_.path(); }

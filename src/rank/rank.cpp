@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "checkpoint/weights.h"
 #include "cluster/lifeline.h"
@@ -252,6 +253,14 @@ class RankProcess {
                          .default_seed = static_cast<std::uint64_t>(config_.algorithm.seed),
                          .text = {}});
     if (trainer_) add_trainer_routes(server_, post, *trainer_);
+    // Since the last call: so the caller's phases have peaks of their own.
+    server_.route("GET", "/memory", [](http::Request, http::Respond respond) {
+      const ProcessMemory memory = process_memory();
+      reset_peak_memory();
+      respond({.status = 200,
+               .body = dump_json(Json{{"resident_bytes", memory.resident_bytes},
+                                      {"peak_bytes", memory.peak_bytes}})});
+    });
     add_weight_routes(server_, post, *update_, [this] {
       return trainer_ ? trainer_->progress.last_write.exchange(0.0) : 0.0;
     });

@@ -75,6 +75,25 @@ void TrainerClient::update_reference(Deadline deadline) {
   answer("/trainer/update_reference", "{}", deadline);
 }
 
+SavedParts TrainerClient::save(const std::string& folder, bool optimizer, Deadline deadline) {
+  const std::string path = "/trainer/save";
+  const std::string body = dump_json(Json{{"folder", folder}, {"optimizer", optimizer}});
+  const auto bodies = http::call_all(fetcher_, calls(path, body, "application/json"), deadline);
+  SavedParts parts;
+  for (std::size_t i = 0; i < bodies.size(); ++i) {
+    const std::string url = ranks_[i].url(path);
+    const Json json = parse_json(bodies[i], url);
+    parts.files.push_back(shard_file_from_json(require<Json>(json, "file", url), url));
+    parts.optimizer_steps = require<std::int64_t>(json, "optimizer_steps", url);
+  }
+  return parts;
+}
+
+void TrainerClient::load(const std::string& folder, bool optimizer, Deadline deadline) {
+  answer("/trainer/load", dump_json(Json{{"folder", folder}, {"optimizer", optimizer}}), deadline);
+  answer("/trainer/publish", "{}", deadline);
+}
+
 void TrainerClient::save_hf(const std::string& folder, Deadline deadline) {
   answer("/trainer/save_hf", Json{{"folder", folder}}.dump(), deadline);
 }

@@ -9,11 +9,18 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "checkpoint/shards.h"
 #include "data/batch.h"
 #include "http/client.h"
 #include "trainer/results.h"
 
 namespace tandem {
+
+// The parts of a checkpoint that the ranks wrote.
+struct SavedParts {
+  std::vector<ShardFile> files;  // by rank
+  std::int64_t optimizer_steps = 0;
+};
 
 class TrainerClient {
  public:
@@ -28,6 +35,10 @@ class TrainerClient {
                     const std::function<void(std::int64_t done, std::int64_t total)>& on_progress);
   // The present weights become the reference's.
   void update_reference(Deadline deadline);
+  // Has the ranks write their parts of a checkpoint into the folder, or take their state from one
+  // and bring the weights into their arenas. `optimizer`: its state goes along.
+  SavedParts save(const std::string& folder, bool optimizer, Deadline deadline);
+  void load(const std::string& folder, bool optimizer, Deadline deadline);
   // Writes the present weights as a Hugging Face folder on the rank's file system.
   void save_hf(const std::string& folder, Deadline deadline);
 

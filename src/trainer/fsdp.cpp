@@ -289,15 +289,6 @@ std::pair<TokenValues, TokenValues> FsdpTrainer::score(PackedModel& model, const
   return out;
 }
 
-void FsdpTrainer::save_hf(const std::string& target) {
-  std::vector<float> flat(static_cast<std::size_t>(weights_.arena.layout().flat_elements));
-  optimizer_.gather(flat);
-  if (group_.rank() == 0)
-    save_flat(target, weights_.folder.path(), weights_.folder.config(), weights_.arena.layout(),
-              flat);
-  group_.barrier();
-}
-
 std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, RoleWeights actor,
                                       std::optional<RoleWeights> reference, Group& group) {
   switch (setup.train.train_backend) {

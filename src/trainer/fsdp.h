@@ -31,6 +31,9 @@ class FsdpTrainer final : public Trainer {
   void update_reference() override;
   void save_hf(const std::string& target) override;
   std::int64_t optimizer_steps() const override { return optimizer_.steps(); }
+  ShardFile save(const std::string& folder, const SaveOptions& options) override;
+  void load(const std::string& folder, const SaveOptions& options) override;
+  void publish() override { optimizer_.publish(weights_.arena); }
 
  private:
   // What is fixed before the first optimizer step of a rollout.

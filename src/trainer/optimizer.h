@@ -20,8 +20,12 @@ class ShardedAdamW {
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return end_; }
-  FlatBuffer& master() { return master_; }  // its first end - begin elements
+  // The own range, in the first end - begin elements; with steps() all of a rank's state.
+  FlatBuffer& master() { return master_; }
+  FlatBuffer& exp_avg() { return exp_avg_; }
+  FlatBuffer& exp_avg_sq() { return exp_avg_sq_; }
   std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
 
   // `grad`: this rank's subtree sum, all flat_elements; used as scratch. Returns the global norm.
   // The step is taken only if the norm is finite; clip_grad 0: no clipping.

@@ -19,6 +19,17 @@ void post_answer(const PostWork& post, http::Respond respond, std::function<Json
   });
 }
 
+// The body of save and load: {"folder": path, "optimizer": whether its state goes along}.
+struct SaveCall {
+  std::string folder;
+  SaveOptions options;
+};
+SaveCall read_save_call(const std::string& body) {
+  const Json json = parse_json(body, "request body");
+  return {.folder = require<std::string>(json, "folder", "request body"),
+          .options = {.optimizer = require<bool>(json, "optimizer", "request body")}};
+}
+
 std::int64_t total_steps(const std::string& query) {
   constexpr std::string_view key = "total_steps=";
   std::int64_t value = 0;
@@ -55,6 +66,28 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer) {
                    return Json::object();
                  });
                });
+  server.route("POST", "/trainer/save",
+               [=, &trainer](http::Request request, http::Respond respond) {
+                 const auto call = read_save_call(request.body);
+                 post_answer(post, std::move(respond), [=, &trainer] {
+                   return Json{{"file", to_json(trainer.save(call.folder, call.options))},
+                               {"optimizer_steps", trainer.optimizer_steps()}};
+                 });
+               });
+  server.route("POST", "/trainer/load",
+               [=, &trainer](http::Request request, http::Respond respond) {
+                 const auto call = read_save_call(request.body);
+                 post_answer(post, std::move(respond), [=, &trainer] {
+                   trainer.load(call.folder, call.options);
+                   return Json{{"optimizer_steps", trainer.optimizer_steps()}};
+                 });
+               });
+  server.route("POST", "/trainer/publish", [=, &trainer](http::Request, http::Respond respond) {
+    post_answer(post, std::move(respond), [&trainer] {
+      trainer.publish();
+      return Json::object();
+    });
+  });
   server.route("POST", "/trainer/save_hf",
                [=, &trainer](http::Request request, http::Respond respond) {
                  const auto folder = require<std::string>(parse_json(request.body, "request body"),

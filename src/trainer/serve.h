@@ -12,7 +12,8 @@ namespace tandem {
 
 using PostWork = std::function<void(std::function<void()>)>;
 
-// /trainer/train, /trainer/update_reference, /trainer/save_hf. All must outlive the server.
+// /trainer/train, …/update_reference, …/save, …/load, …/publish, …/save_hf. All must outlive the
+// server.
 void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer);
 
 }  // namespace tandem

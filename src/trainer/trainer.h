@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/hf_folder.h"
+#include "checkpoint/shards.h"
 #include "comm/group.h"
 #include "config/config.h"
 #include "data/batch.h"
@@ -23,6 +24,11 @@ namespace tandem {
 struct TrainProgress {
   std::atomic<std::int64_t> done{0}, total{0};  // micro-batches of this rank
   std::atomic<double> last_write{0};            // monotonic seconds of the last optimizer step
+};
+
+// What of the trainer's state goes into a checkpoint, or is taken from one.
+struct SaveOptions {
+  bool optimizer = true;  // false: the weights alone, the optimizer begins anew
 };
 
 class Trainer {
@@ -42,6 +48,13 @@ class Trainer {
   // Writes the present weights as a Hugging Face folder (the group's rank 0 writes).
   virtual void save_hf(const std::string& target) = 0;
   virtual std::int64_t optimizer_steps() const = 0;
+  // Writes this rank's part of a checkpoint into the folder. No rank waits for another.
+  virtual ShardFile save(const std::string& folder, const SaveOptions& options) = 0;
+  // Takes this rank's part of the state from a checkpoint of any number of ranks. No rank waits for
+  // another; once all have done it, publish() brings the weights into the arenas.
+  virtual void load(const std::string& folder, const SaveOptions& options) = 0;
+  // The present weights of all ranks into this rank's arena.
+  virtual void publish() = 0;
 };
 
 struct TrainerSetup {

@@ -34,7 +34,7 @@ PLACEMENTS = {
                             "--no-update-weight-shared-memory"],
 }
 # What depends on clock and placement: times, and which prompts met in one engine.
-CLOCK = ("perf/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
+CLOCK = ("perf/", "memory/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
 
 class Placement(unittest.TestCase):

@@ -3,63 +3,16 @@ same run under another engine limit, a perturbed kernel, a killed rank, and faul
 
 With TANDEM_TEST_DEVICE=cuda in the environment on a GPU, where the gap is small and not 0."""
 
-import json
 import os
-import pathlib
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
-TANDEM = BUILD / "tandem"
-MODEL = ROOT / "models/SmolLM2-135M-Instruct"
-DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cpu")
-# What depends on the clock: times, and how many prompts arrived before which batch.
-CLOCK = ("perf/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
+from tiny_run import DEVICE, ROOT, TinyRun, children
 
 
-def tiny_model(folder: pathlib.Path) -> pathlib.Path:
-    """A random two-layer llama with the demo model's tokenizer, so that real prompts fit."""
-    target = folder / "tiny"
-    subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", target, "--tokenizer", MODEL,
-                    "--hidden-size", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2",
-                    "--intermediate-size", "80"], check=True)
-    return target
-
-
-class Train(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-e2e-"))
-        cls.model = tiny_model(cls.folder)
-
-    @classmethod
-    def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
-
-    def flags(self, name, *more):
-        return ["train", "--hf-checkpoint", self.model, "--colocate",
-                "--prompt-data", ROOT / "examples/addition/train.jsonl",
-                "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
-                "--rm-type", "last-number", "--num-rollout", "3", "--rollout-batch-size", "4",
-                "--n-samples-per-prompt", "4", "--rollout-max-response-len", "12", "--rollout-shuffle",
-                "--lr", "1e-3", "--threads-per-rank", "1", "--device", DEVICE, "--run-dir", self.folder / name, *more]
-
-    def run_tandem(self, *arguments, code=0, timeout=300):
-        done = subprocess.run([TANDEM, *map(str, arguments)], capture_output=True, text=True,
-                              timeout=timeout, cwd=ROOT)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def rows(self, name):
-        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)} for line in lines]
-
+class Train(TinyRun):
     def test_a_run_leaves_its_records_and_repeats_bit_for_bit(self):
         evaluation = ["--eval-prompt-data", "addition", f"{ROOT}/examples/addition/eval.jsonl@[0:8]"]
         saved = self.folder / "saved"
@@ -155,29 +108,11 @@ class Train(unittest.TestCase):
         else:
             self.assertLess(gap, 0.1)
 
-    def processes_of(self, name):
-        found = []
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except (OSError, ValueError):
-                continue
-            if entry.name.isdigit() and words[0].endswith(b"tandem") and len(words) > 1:
-                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                found.append((int(entry.name), words[1].decode(), int(stat[1])))
-        return found
-
     def start_and_find_rank(self, name):
-        with open(self.folder / f"{name}.out", "w") as log:
-            driver = subprocess.Popen([TANDEM, *map(str, self.flags(name, "--num-rollout", "2000"))],
-                                      stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
-        deadline = time.monotonic() + 60
-        metrics = self.folder / name / "metrics.jsonl"
-        while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 0):
-            self.assertIsNone(driver.poll(), (self.folder / f"{name}.out").read_text())
-            time.sleep(0.1)
-        ranks = [pid for pid, command, parent in self.processes_of(name)
-                 if command == "rank" and parent == driver.pid]
+        driver = self.start(self.flags(name, "--num-rollout", "2000"), f"{name}.out")
+        self.wait_for_rows(name, 1, driver)
+        self.assertIsNone(driver.poll(), self.output(f"{name}.out"))
+        ranks = [pid for pid, words in children(driver.pid) if words[1:2] == ["rank"]]
         self.assertEqual(len(ranks), 1)
         return driver, ranks[0]
 
@@ -185,7 +120,7 @@ class Train(unittest.TestCase):
         driver, rank = self.start_and_find_rank("killed-rank")
         os.kill(rank, signal.SIGKILL)
         self.assertEqual(driver.wait(timeout=20), 1)
-        text = (self.folder / "killed-rank.out").read_text()
+        text = self.output("killed-rank.out")
         self.assertIn("rank 0", text)
         self.assertIn("killed by signal 9", text)
 

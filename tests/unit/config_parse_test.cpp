@@ -181,7 +181,7 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
       {"--update-weights-interval 2", "--update-weights-interval 1"},
       {"--sglang-quantization fp8", "--sglang-max-running-requests 64"},
       {"--multi-lora-adapter a b", "--attention-dropout 0.0"},
-      {"--save out", "--save="},
+      {"--save-trigger-sentinel out", "--save-trigger-sentinel="},
   };
   for (const Case& c : cases) {
     Config config;
@@ -204,7 +204,7 @@ TEST(Parse, FlagsWithoutEffectAreAcceptedWithALine) {
         "--num-layers 30", "--spec a b", "--swiglu", "--recompute-activations",
         "--sglang-mem-fraction-static 0.7", "--router-policy random", "--use-wandb",
         "--wandb-project x", "--lambd 0.9", "--pause-generation-mode in_place",
-        "--attention-backend flash", "--no-load-optim", "--moe-token-dispatcher-type alltoall",
+        "--attention-backend flash", "--no-load-rng", "--moe-token-dispatcher-type alltoall",
         "--skip-actor-forward-only", "--balance-data"}) {
     Config config;
     const Parsed parsed = parse(words_of(line), config);

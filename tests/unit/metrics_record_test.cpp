@@ -36,7 +36,8 @@ const Declarations& declarations() {
                                  {"time", Reduction::max},
                                  {"lr", Reduction::last},
                                  {"eval/*", Reduction::mean},
-                                 {"eval/count/*", Reduction::sum}});
+                                 {"eval/count/*", Reduction::sum},
+                                 {"eval/*/least", Reduction::min}});
   return all;
 }
 
@@ -60,6 +61,7 @@ TEST(MetricsRow, ReducesAsDeclared) {
     row.add("lr", value);
     row.add("eval/aime", value);
     row.add("eval/count/aime", value);
+    row.add("eval/aime/least", value);
   }
   EXPECT_EQ(row.value("n"), 9);
   EXPECT_EQ(row.value("loss"), 41.0 / 9);
@@ -67,6 +69,7 @@ TEST(MetricsRow, ReducesAsDeclared) {
   EXPECT_EQ(row.value("lr"), 6);
   EXPECT_EQ(row.value("eval/aime"), 3);
   EXPECT_EQ(row.value("eval/count/aime"), 9);
+  EXPECT_EQ(row.value("eval/aime/least"), 1);
   EXPECT_TRUE(std::isnan(row.value("absent")));
 }
 

@@ -5,10 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <optional>
 #include <random>
 #include <thread>
 
+#include "base/check.h"
+#include "checkpoint/checkpoints.h"
 #include "checkpoint/weights.h"
 
 namespace tandem {
@@ -113,25 +118,80 @@ TEST(Fsdp, LogProbabilitiesDoNotDependOnTheMicroBatches) {
   EXPECT_NEAR(large.metrics.grad_norm, small.metrics.grad_norm, 1e-5 * large.metrics.grad_norm);
 }
 
+// Runs `body(group)` on that many ranks over Gloo, as threads.
+template <class Body>
+void on_ranks(int size, Body&& body) {
+  const Store server = Store::serve("127.0.0.1", 0, 30);
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < size; ++r)
+    ranks.emplace_back([&, r] {
+      const Store client = Store::connect("127.0.0.1", server.port(), 30);
+      Group group = size == 1 ? Group::alone("trainer") : Group::gloo(client, "trainer", r, size);
+      body(group);
+    });
+  for (auto& t : ranks) t.join();
+}
+
 // Two ranks over Gloo, as threads: loss, gradient norm and weights after two steps are those of
 // one.
 TEST(Fsdp, TwoRanksEqualOneBitForBit) {
   const auto batch = random_batch(8, 3, 3);
   for (Element e : {Element::f32, Element::bf16}) {
     const Outcome one = run_alone(setup_of(true), batch, e);
-    const Store server = Store::serve("127.0.0.1", 0, 30);
     Outcome two[2];
-    std::vector<std::thread> ranks;
-    for (int r = 0; r < 2; ++r)
-      ranks.emplace_back([&, r] {
-        const Store client = Store::connect("127.0.0.1", server.port(), 30);
-        Group group = Group::gloo(client, "trainer", r, 2);
-        two[r] = run(setup_of(true), batch, group, e);
-      });
-    for (auto& t : ranks) t.join();
+    on_ranks(2, [&](Group& group) { two[group.rank()] = run(setup_of(true), batch, group, e); });
     expect_same(one, two[0]);
     expect_same(one, two[1]);
   }
+}
+
+// Two steps, a checkpoint, two more on another number of ranks: the bits of the unbroken run.
+TEST(Fsdp, ACheckpointGoesOnOnAnyNumberOfRanks) {
+  const auto batch = random_batch(8, 3, 11);
+  const Outcome unbroken = run_alone(setup_of(true), batch, Element::bf16, 4);
+  std::string root = ::testing::TempDir() + "ranks-XXXXXX";
+  ASSERT_NE(::mkdtemp(root.data()), nullptr);
+  const HfFolder folder = HfFolder::open(kFolder);
+  for (const int writers : {1, 4}) {
+    on_ranks(writers, [&](Group& group) {
+      Arena arena(make_arena_layout(folder.config(), Element::bf16));
+      load_arena(folder, arena);
+      FsdpTrainer trainer(setup_of(true), folder, arena, group);
+      for (int s = 0; s < 2; ++s) trainer.train(batch, 4);
+      std::optional<CheckpointWriter> writer;
+      if (group.rank() == 0) writer.emplace(root, writers);
+      group.barrier();
+      const ShardFile mine = trainer.save(checkpoint_folder(root, writers) + ".part", {});
+      std::vector<ShardFile> files;
+      for (const std::string& text : group.all_gather_text(dump_json(to_json(mine))))
+        files.push_back(shard_file_from_json(parse_json(text, "file"), "file"));
+      if (writer)
+        writer->commit({.rollout_id = writers,
+                        .optimizer_steps = trainer.optimizer_steps(),
+                        .files = files,
+                        .run = Json::object()});
+    });
+    const std::string saved = checkpoint_folder(root, writers);
+    EXPECT_TRUE(checkpoint_faults(saved, Look::at_all_bytes).empty());
+    for (const int readers : {1, 2, 4, 8})
+      on_ranks(readers, [&](Group& group) {
+        Arena arena(make_arena_layout(folder.config(), Element::bf16));
+        load_arena(folder, arena);
+        FsdpTrainer trainer(setup_of(true), folder, arena, group);
+        trainer.load(saved, {});
+        trainer.publish();
+        EXPECT_EQ(trainer.optimizer_steps(), 2);
+        Outcome out;
+        for (int s = 0; s < 2; ++s) out.metrics = trainer.train(batch, 4).steps.at(0);
+        out.weights.resize(unbroken.weights.size());
+        arena.read_flat(out.weights.data());
+        EXPECT_EQ(out.metrics.grad_norm, unbroken.metrics.grad_norm);
+        EXPECT_EQ(0,
+                  std::memcmp(out.weights.data(), unbroken.weights.data(), out.weights.size() * 4))
+            << writers << " -> " << readers;
+      });
+  }
+  std::filesystem::remove_all(root);
 }
 
 TEST(Fsdp, TheOrderOfArrivalChangesNothing) {

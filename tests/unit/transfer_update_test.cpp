@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{true, false, 4, 2, 1, Element::f32, 4096}));
 
 // A rank whose engine shares the trainer's arena.
-TEST(WeightUpdate, SwapsOnlyTheNextVersionOfAQuietEngine) {
+TEST(WeightUpdate, SwapsOnlyALaterVersionOfAQuietEngine) {
   TransferSetup setup;
   setup.source_layouts = setup.target_layouts = {make_arena_layout(tiny(), Element::f32)};
   setup.source_process = setup.target_process = {0};
@@ -175,7 +175,7 @@ TEST(WeightUpdate, SwapsOnlyTheNextVersionOfAQuietEngine) {
   setup.source = setup.target = &arena;
   FakeEngine engine;
   WeightUpdate update(setup, make_colocate_transfer(setup), engine.side());
-  EXPECT_THROW(update.move(5), Error);
+  EXPECT_THROW(update.move(3), Error);
   engine.quiet = false;
   EXPECT_THROW(update.move(4), Error);
   EXPECT_THROW(update.swap(4), Error);
@@ -186,6 +186,9 @@ TEST(WeightUpdate, SwapsOnlyTheNextVersionOfAQuietEngine) {
   update.swap(4);
   EXPECT_EQ(engine.version, 4);
   EXPECT_THROW(update.swap(4), Error);
+  update.move(9);  // a run that continues goes on counting
+  update.swap(9);
+  EXPECT_EQ(engine.version, 9);
 }
 
 // The checksum sees a changed bit, a moved row and exchanged rows, and does not see the layout.

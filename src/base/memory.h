@@ -1,0 +1,27 @@
+// The memory of processes and of the machine, as the kernel counts it. Resident memory counts pages
+// shared with others and pages of mapped files too.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace tandem {
+
+struct ProcessMemory {
+  std::int64_t resident_bytes = 0;
+  std::int64_t peak_bytes = 0;  // the most that was resident, ever or since reset_peak_memory()
+};
+
+// 0 everywhere if the process is gone. pid 0: this one.
+ProcessMemory process_memory(pid_t pid = 0);
+
+// Starts the peak of this process anew; where the kernel does not allow that it stays the peak
+// ever.
+void reset_peak_memory();
+
+// What new processes could take now without swapping: MemAvailable, or what the control group
+// leaves of it. 0: not known.
+std::int64_t available_memory_bytes();
+
+}  // namespace tandem

@@ -1,0 +1,336 @@
+// See dry_run.h. Each part stands alone: what it needs of another it gets as an optional, so that a
+// fault in one does not hide those of the next.
+#include "driver/dry_run.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "checkpoint/hf_folder.h"
+#include "config/resolve.h"
+#include "config/validate.h"
+#include "data/prompts.h"
+#include "driver/evaluate.h"
+#include "driver/memory_plan.h"
+#include "driver/placement.h"
+#include "driver/resume.h"
+#include "http/server.h"
+#include "rl/rewards.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kFirstRows = 64;
+constexpr std::size_t kShownFaults = 10;  // of one file
+
+class DryRun {
+ public:
+  DryRun(Config config, bool sound) : config_(std::move(config)), sound_(sound) {}
+
+  void run();
+  const std::vector<std::string>& faults() const { return faults_; }
+
+ private:
+  // The work's Error becomes a fault; whether there was none.
+  template <typename Work>
+  bool attempt(Work&& work) {
+    try {
+      work();
+      return true;
+    } catch (const Error& e) {
+      faults_.push_back(e.what());
+      return false;
+    }
+  }
+  template <typename... Args>
+  void say(std::string_view label, fmt::format_string<Args...> text, Args&&... args) {
+    fmt::print("  {:<14}{}\n", label, fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  void check_model();
+  void check_helper();
+  void check_prompts();
+  void check_set(const std::string& label, PromptFileOptions options);
+  void check_batch();
+  void check_placement();
+  void check_ports();
+  void check_folders();
+  void check_free_space(const std::string& folder);
+  void check_load();
+  PromptFileOptions train_options() const;
+
+  Config config_;
+  bool sound_;  // the flags have no faults: derived values can be trusted
+  std::vector<std::string> faults_;
+  std::optional<ModelConfig> model_;
+  std::optional<TokenizerProcess> tokenizer_;
+  std::int64_t num_prompts_ = 0;     // of --prompt-data
+  std::int64_t longest_prompt_ = 0;  // of the rows that were tokenised, of all sets
+};
+
+void DryRun::check_model() {
+  const std::string& path = config_.model.hf_checkpoint;
+  if (!fs::is_directory(path)) return;  // a fault of the flags already
+  attempt([&] {
+    const HfFolder folder = HfFolder::open(path);
+    model_ = folder.config();
+    std::int64_t parameters = 0;
+    for (const std::string& name : folder.names())
+      parameters += shape_elements(folder.tensor(name).shape);
+    say("model", "{}, {} parameters in {}, context {} tokens", model_->architecture,
+        human_count(static_cast<double>(parameters)),
+        human_bytes(static_cast<double>(folder.total_bytes())), model_->max_position_embeddings);
+    for (const std::string& notice : folder.notices()) say("", "{}", notice);
+  });
+}
+
+void DryRun::check_helper() {
+  if (!fs::is_directory(config_.model.hf_checkpoint)) return;
+  const bool answers = attempt([&] {
+    tokenizer_.emplace(TokenizerOptions{.folder = config_.model.hf_checkpoint,
+                                        .chat_template_path = config_.data.chat_template_path});
+    const Json info = tokenizer_->info();
+    say("tokenizer", "{} tokens", dump_json(info.value("vocab_size", Json())));
+  });
+  if (!answers) tokenizer_.reset();
+}
+
+PromptFileOptions DryRun::train_options() const {
+  const DataConfig& d = config_.data;
+  return {.path = d.prompt_data,
+          .input_key = d.input_key,
+          .label_key = d.label_key,
+          .metadata_key = "",
+          .tool_key = d.tool_key,
+          .apply_chat_template = d.apply_chat_template,
+          .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
+          .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0),
+          .skip_bad_rows = true,
+          .first_rows = kFirstRows};
+}
+
+// All rows are taken apart and their labels tried; the first are templated and tokenised.
+void DryRun::check_set(const std::string& label, PromptFileOptions options) {
+  const std::string file = prompt_file(options.path);
+  if (!tokenizer_ || !fs::is_regular_file(file)) return;
+  attempt([&] {
+    options.first_rows = 0;
+    PromptRows rows = parse_prompt_rows(read_file(file), options);
+    for (std::size_t i = 0; i < std::min(rows.bad.size(), kShownFaults); ++i)
+      faults_.push_back(fmt::format("{}: line {}: {}", file, rows.bad[i].line, rows.bad[i].reason));
+    if (rows.bad.size() > kShownFaults)
+      faults_.push_back(fmt::format("{}: {} more bad rows", file, rows.bad.size() - kShownFaults));
+    if (sound_) {
+      const RewardRule rule = parse_reward_rule(config_.reward.rm_type);
+      for (const PromptRow& row : rows.rows)
+        if (const auto fault = label_fault(rule, row.label))
+          throw Error(fmt::format("{}: line {}: {}", file, row.line, *fault));
+    }
+    options.first_rows = kFirstRows;
+    const PromptSet set = load_prompts(options, *tokenizer_);
+    std::size_t shortest = set.prompts.front().ids.size(), longest = 0;
+    for (const Prompt& p : set.prompts) {
+      shortest = std::min(shortest, p.ids.size());
+      longest = std::max(longest, p.ids.size());
+    }
+    longest_prompt_ = std::max(longest_prompt_, static_cast<std::int64_t>(longest));
+    if (label == "prompts") num_prompts_ = static_cast<std::int64_t>(rows.rows.size());
+    say(label, "{} rows of {}; the first {} have {} to {} tokens{}", rows.rows.size(), options.path,
+        std::min(kFirstRows, rows.rows.size()), shortest, longest,
+        set.num_overlong > 0
+            ? fmt::format(", {} of them are too long and left out", set.num_overlong)
+            : "");
+    say("", "the first: {}", one_line(set.prompts.front().text, 200));
+  });
+}
+
+void DryRun::check_prompts() {
+  check_set("prompts", train_options());
+  const EvaluateConfig& e = config_.evaluate;
+  for (std::size_t i = 0; i + 1 < e.eval_prompt_data.size(); i += 2) {
+    PromptFileOptions options = train_options();
+    options.path = e.eval_prompt_data[i + 1];
+    if (!e.eval_input_key.empty()) options.input_key = e.eval_input_key;
+    if (!e.eval_label_key.empty()) options.label_key = e.eval_label_key;
+    options.max_prompt_tokens = e.eval_max_prompt_len.value_or(options.max_prompt_tokens);
+    check_set("evaluation", std::move(options));
+  }
+}
+
+void DryRun::check_batch() {
+  if (!sound_ || num_prompts_ == 0) return;
+  attempt([&] {
+    resolve_num_rollout(config_, num_prompts_);
+    const std::int64_t prompts = *config_.rollout.rollout_batch_size;
+    const std::int64_t n = config_.rollout.n_samples_per_prompt;
+    const std::int64_t steps = *config_.train.num_steps_per_rollout;
+    const std::int64_t rollouts = *config_.data.num_rollout;
+    say("batch", "{} prompts x {} answers = {} samples a rollout, {} optimizer step{} of {}",
+        prompts, n, prompts * n, steps, steps == 1 ? "" : "s", *config_.train.global_batch_size);
+    say("", "{} rollouts, {:.1f} passes over the prompts", rollouts,
+        static_cast<double>(rollouts * prompts) / static_cast<double>(num_prompts_));
+  });
+}
+
+void DryRun::check_placement() {
+  if (!sound_) return;
+  attempt([&] {
+    const Placement placement = make_placement(
+        config_.cluster, {.num_nodes = 1, .gpus_per_node = config_.cluster.num_gpus_per_node});
+    say("placement", "{} rank{} of {} thread{}", placement.ranks.size(),
+        placement.ranks.size() == 1 ? "" : "s", *config_.compute.threads_per_rank,
+        *config_.compute.threads_per_rank == 1 ? "" : "s");
+    for (const std::string_view line : split(trim(placement.describe()), '\n')) say("", "{}", line);
+    if (!model_ || longest_prompt_ == 0) return;
+    const std::int64_t answer = std::max(*config_.rollout.rollout_max_response_len,
+                                         *config_.evaluate.eval_max_response_len);
+    const std::int64_t longest = longest_prompt_ + answer;
+    if (longest > model_->max_position_embeddings)
+      say("lengths", "prompt {} + answer {} = {}: answers are cut at the model's context of {}",
+          longest_prompt_, answer, longest, model_->max_position_embeddings);
+    const std::int64_t sample = std::min(longest, model_->max_position_embeddings);
+    if (!config_.engine.kv_cache_tokens)
+      config_.engine.kv_cache_tokens =
+          ((sample + 15) / 16 + 1) * 16 * config_.engine.max_running_requests;
+    const auto ranks = plan_memory(config_, *model_, placement, sample);
+    for (const std::string_view line : split(trim(memory_table(ranks)), '\n'))
+      say(line.find("program") != line.npos ? "memory" : "", "{}", line);
+    if (config_.compute.device != Device::cpu) return;
+    std::int64_t needed = 0;
+    for (const RankMemory& rank : ranks) needed += rank.train_bytes();
+    const std::int64_t available = available_memory_bytes();
+    say("", "{} of {} available", human_bytes(static_cast<double>(needed)),
+        human_bytes(static_cast<double>(available)));
+    TD_CHECK(available == 0 || needed <= available,
+             "memory: about {} needed, {} available; use a smaller model, fewer ranks, a lower "
+             "--max-tokens-per-gpu or --kv-cache-tokens",
+             human_bytes(static_cast<double>(needed)), human_bytes(static_cast<double>(available)));
+  });
+}
+
+// Ranks and driver listen on ports that the system picks, on loopback.
+void DryRun::check_ports() {
+  attempt([&] {
+    http::Server server({.host = "127.0.0.1"});
+    server.start();
+    say("ports", "free ones of 127.0.0.1, such as {}", server.port());
+    server.stop();
+  });
+}
+
+// The nearest folder that is there, for asking about one that will be made.
+std::string existing_parent(const std::string& path) {
+  fs::path folder = fs::absolute(path).lexically_normal();
+  while (!fs::exists(folder) && folder.has_parent_path() && folder != folder.parent_path())
+    folder = folder.parent_path();
+  return folder.string();
+}
+
+void DryRun::check_free_space(const std::string& folder) {
+  const std::string parent = existing_parent(folder);
+  struct statvfs disk {};
+  if (!model_ || ::statvfs(parent.c_str(), &disk) != 0) return;
+  std::int64_t elements = 0;
+  for (const ExpectedTensor& tensor : expected_tensors(*model_))
+    if (tensor.copy_of.empty()) elements += shape_elements(tensor.shape);
+  const CheckpointConfig& c = config_.checkpoint;
+  const auto one = static_cast<double>(elements * (c.save_optim ? 12 : 4));
+  const double free = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
+  const std::int64_t saves = c.save_interval && config_.data.num_rollout
+                                 ? *config_.data.num_rollout / *c.save_interval + 1
+                                 : 1;
+  // While a new one is written the old ones are still there.
+  const auto kept =
+      static_cast<double>(std::min(saves, c.save_keep_last ? *c.save_keep_last + 1 : saves));
+  say("checkpoints", "{} each, at most {} at a time in {}; {} free", human_bytes(one), kept, folder,
+      human_bytes(free));
+  TD_CHECK(one * kept <= free,
+           "--save: {} x {} needed in {}, {} free; use --save-keep-last or "
+           "another folder",
+           kept, human_bytes(one), parent, human_bytes(free));
+}
+
+void DryRun::check_folders() {
+  const auto writable = [&](const char* flag, const std::string& path) {
+    const std::string parent = existing_parent(path);
+    TD_CHECK(fs::is_directory(parent) && ::access(parent.c_str(), W_OK) == 0,
+             "{}: {} cannot be made: {} is no folder that can be written", flag, path, parent);
+  };
+  if (!config_.logging.run_dir.empty()) {
+    attempt([&] {
+      say("run folder", "{}", config_.logging.run_dir);
+      writable("--run-dir", config_.logging.run_dir);
+      const bool continues = !config_.checkpoint.load.empty() && !config_.checkpoint.finetune;
+      TD_CHECK(continues || !file_exists(config_.logging.run_dir + "/metrics.jsonl"),
+               "--run-dir: {} already holds a run; name another folder or continue it with --load",
+               config_.logging.run_dir);
+    });
+  }
+  if (!config_.checkpoint.save.empty()) {
+    attempt([&] {
+      writable("--save", config_.checkpoint.save);
+      check_free_space(config_.checkpoint.save);
+    });
+  }
+  if (!config_.checkpoint.save_hf.empty())
+    attempt([&] { writable("--save-hf", config_.checkpoint.save_hf); });
+}
+
+void DryRun::check_load() {
+  if (config_.checkpoint.load.empty()) return;
+  attempt([&] {
+    const auto resume = find_resume(config_);
+    check_save_folder(config_, resume);
+    if (!resume) {
+      say("load", "{}: no checkpoint yet, the run begins", config_.checkpoint.load);
+      return;
+    }
+    say("load", "{}: step {}, {} optimizer steps", resume->folder, resume->rollout_id() + 1,
+        resume->checkpoint.optimizer_steps);
+    if (sound_ && !config_.checkpoint.finetune)
+      for (const std::string& line : config_changes(resume->run.config, config_))
+        say("", "differs from the saved run: {}", line);
+  });
+}
+
+void DryRun::run() {
+  if (sound_) resolve(config_, this_host());
+  check_model();
+  check_helper();
+  check_prompts();
+  check_batch();
+  check_placement();
+  check_ports();
+  check_load();
+  check_folders();
+}
+
+}  // namespace
+
+int dry_run(Config config, const Parsed& parsed) {
+  start_log({.level = LogLevel::error});
+  fmt::print("dry run: nothing is started\n");
+  for (const std::string& note : parsed.notes) fmt::print("  {}\n", note);
+  DryRun run(std::move(config), parsed.faults.empty());
+  run.run();
+  std::vector<std::string> faults = parsed.faults;
+  faults.insert(faults.end(), run.faults().begin(), run.faults().end());
+  if (faults.empty()) {
+    fmt::print("no faults\n");
+    return 0;
+  }
+  fmt::print("{} fault{}:\n", faults.size(), faults.size() == 1 ? "" : "s");
+  for (const std::string& fault : faults) fmt::print("  {}\n", fault);
+  return parsed.faults.empty() ? 1 : 2;
+}
+
+}  // namespace tandem

@@ -1,0 +1,121 @@
+"""What a run says before, during and after: the dry run, the memory ledger, recorded rollouts that are
+trained on again, and `tandem inspect`."""
+
+import json
+import shutil
+import subprocess
+import time
+import unittest
+
+from tiny_run import MODEL, ROOT, TANDEM, TinyRun
+
+
+class Records(TinyRun):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.run_once(cls, "long", "--num-rollout", "50", "--save-interval", "25",
+                     "--save-debug-rollout-data", cls.folder / "recorded/{rollout_id}.safetensors",
+                     "--eval-prompt-data", "addition", f"{ROOT}/examples/addition/eval.jsonl@[0:4]")
+
+    def run_once(self, name, *flags):
+        done = subprocess.run([TANDEM, *map(str, TinyRun.flags(self, name, *flags))], cwd=ROOT,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_memory_does_not_grow(self):
+        rows = [json.loads(line) for line in self.lines("long")]
+        steps = [row for row in rows if "perf/step_time" in row]
+        self.assertEqual(len(steps), 50)
+        for name in ("memory/rank_rollout_bytes", "memory/rank_train_bytes", "memory/rank_update_bytes",
+                     "memory/driver_bytes", "memory/helper_bytes"):
+            early, late = steps[4][name], steps[49][name]
+            print(f"{name}: {early / 2**20:.1f} MiB after step 5, {late / 2**20:.1f} after step 50")
+            self.assertGreater(early, 1 << 20)
+            self.assertLessEqual(late - early, max(0.01 * early, 8e6), name)
+            if name.startswith("memory/rank"):
+                self.assertGreaterEqual(steps[49][name.replace("_bytes", "_peak_bytes")], late)
+
+    def test_recorded_rollouts_are_trained_on_again(self):
+        recorded = self.folder / "recorded/{rollout_id}.safetensors"
+        self.run_tandem(*self.flags("replayed", "--num-rollout", "4", "--load-debug-rollout-data", recorded,
+                                    "--lr-decay-iters", "50"))
+        again, first = self.rows("replayed"), [r for r in self.rows("long") if "train/loss" in r]
+        self.assertEqual(again, first[:4])
+        # The run's own folder has the same files under Miles's kind of pattern.
+        kept = self.folder / "long/rollouts/rollout_{rollout_id:07d}.safetensors"
+        self.run_tandem(*self.flags("kept", "--num-rollout", "2", "--debug-train-only",
+                                    "--load-debug-rollout-data", kept))
+        self.assertEqual(self.rows("kept"), first[:2])
+        # Generation alone: the first rollout, then the same weights again.
+        self.run_tandem(*self.flags("generated", "--num-rollout", "2", "--debug-rollout-only"))
+        rows = self.rows("generated")
+        self.assertEqual(rows[0]["rollout/raw_reward"], first[0]["rollout/raw_reward"])
+        self.assertFalse([key for row in rows for key in row if key.startswith("train/")])
+        path = "rollouts/rollout_0000000.safetensors"
+        self.assertEqual((self.folder / "generated" / path).read_bytes(),
+                         (self.folder / "long" / path).read_bytes())
+        out = self.run_tandem(*self.flags("none", "--load-debug-rollout-data", self.folder / "x{rollout_id}"),
+                              code=2)
+        self.assertIn("--load-debug-rollout-data", out)
+
+    def test_inspect(self):
+        checkpoint = self.folder / "long/checkpoints/iter_0000049"
+        cases = [
+            (self.folder / "long", ["50 of 50", "rollout/raw_reward", "eval/addition", "50 files",
+                                    "iter_0000024: whole", "goes on from", "iter_0000049"]),
+            (self.folder / "long/rollouts/rollout_0000003.safetensors",
+             ["16 samples of 4 prompts", "weight version", "answer:", "label:"]),
+            (self.folder / "long/checkpoints", ["step 25", "step 50", "iter_0000049: whole"]),
+            (checkpoint, ["rollout 49 done (step 50), 50 optimizer steps", "both moments", "every byte"]),
+            (checkpoint / "rank_00000_of_00001.safetensors", ["master.model.norm.weight", "F32"]),
+            (self.model, ["LlamaForCausalLM", "2 layers", "hidden 48"]),
+        ]
+        for path, parts in cases:
+            out = self.run_tandem("inspect", path)
+            for part in parts:
+                self.assertIn(part, out)
+        broken = self.folder / "broken"
+        shutil.copytree(checkpoint, broken / "iter_0000049")
+        data = bytearray((broken / "iter_0000049/rank_00000_of_00001.safetensors").read_bytes())
+        data[-9] ^= 16
+        (broken / "iter_0000049/rank_00000_of_00001.safetensors").write_bytes(data)
+        out = self.run_tandem("inspect", broken / "iter_0000049", code=1)
+        self.assertIn("not those that were written", out)
+        out = self.run_tandem("inspect", broken, code=1)
+        self.assertIn("latest_checkpointed_iteration.txt: missing", out)
+        self.run_tandem("inspect", self.folder / "nowhere", code=1)
+        self.run_tandem("inspect", code=2)
+
+    def test_a_dry_run_starts_nothing(self):
+        run = self.folder / "dry"
+        start = time.monotonic()
+        out = self.run_tandem(*self.flags(run, "--hf-checkpoint", MODEL, "--dry-run", "--save-interval", "1",
+                                          "--eval-prompt-data", "addition", ROOT / "examples/addition/eval.jsonl"))
+        print(f"dry run on {MODEL.name}: {time.monotonic() - start:.1f} s")
+        for part in ("LlamaForCausalLM", "144 rows", "16 samples a rollout", "activations", "available",
+                     "trainer", "free ones of 127.0.0.1", "checkpoints", "no faults"):
+            self.assertIn(part, out)
+        self.assertFalse(run.exists())
+
+    def test_a_dry_run_finds_all_faults_at_once(self):
+        model = self.folder / "spoilt"
+        shutil.copytree(self.model, model)
+        (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-64])
+        prompts = self.folder / "spoilt.jsonl"
+        prompts.write_text('{"prompt": "What is 1 + 1?", "label": "2"}\n{"prompt": 5, "label": "2"}\n'
+                           '{"prompt": "And 2 + 2?"}\n')
+        out = self.run_tandem(*self.flags("spoilt", "--hf-checkpoint", model, "--prompt-data", prompts,
+                                          "--load", ROOT / "examples", "--run-dir", self.folder / "long",
+                                          "--dry-run"), code=1)
+        for part in ("model.safetensors", "line 2", "line 3", "holds no checkpoint", "--run-dir"):
+            self.assertIn(part, out)
+        # Together with faults of the flags themselves.
+        out = self.run_tandem(*self.flags("spoilt", "--hf-checkpoint", model, "--global-batch-size", "7",
+                                          "--lrr", "1", "--prompt-data", prompts, "--dry-run"), code=2)
+        for part in ("--global-batch-size", "--lrr", "model.safetensors", "line 2"):
+            self.assertIn(part, out)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

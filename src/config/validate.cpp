@@ -173,7 +173,8 @@ void check_kl(const AlgorithmConfig& a, Faults& faults) {
   }
   if (a.ref_update_interval && !config.checkpoint.load.empty()) {
     add(faults,
-        "--ref-update-interval: found {} with --load: a checkpoint does not hold the reference that "
+        "--ref-update-interval: found {} with --load: a checkpoint does not hold the reference "
+        "that "
         "moved, so such a run cannot be continued yet; leave one of them out",
         *a.ref_update_interval);
   }

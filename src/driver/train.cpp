@@ -113,7 +113,7 @@ class TrainLoop {
   std::vector<std::unique_ptr<Sink>> sinks_;
   std::optional<Fleet> fleet_;
   std::optional<RolloutMaker> maker_;
-  std::int64_t skipped_steps_ = 0;  // in a row, up to the last one
+  std::int64_t skipped_steps_ = 0;        // in a row, up to the last one
   std::optional<Interrupts> interrupts_;  // while steps run; before, a signal just ends the program
   Records records_;                       // of a run that continues
   bool restoring_ = false;                // the ranks read the checkpoint

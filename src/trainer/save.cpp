@@ -35,7 +35,8 @@ void FsdpTrainer::save_hf(const std::string& target) {
   std::vector<float> flat(static_cast<std::size_t>(weights_.arena.layout().flat_elements));
   optimizer_.gather(flat);
   if (group_.rank() == 0)
-    save_flat(target, weights_.folder.path(), weights_.folder.config(), weights_.arena.layout(), flat);
+    save_flat(target, weights_.folder.path(), weights_.folder.config(), weights_.arena.layout(),
+              flat);
   group_.barrier();
 }
 
@@ -62,7 +63,8 @@ void FsdpTrainer::load(const std::string& folder, const SaveOptions& options) {
   const ShardReader reader(folder, state.files);
   std::vector<float> values;
   for (const Part& part : parts_of(optimizer_, options.optimizer))
-    for (const FlatPiece& p : flat_pieces(weights_.arena.layout(), optimizer_.begin(), optimizer_.end())) {
+    for (const FlatPiece& p :
+         flat_pieces(weights_.arena.layout(), optimizer_.begin(), optimizer_.end())) {
       const std::string name = part.prefix + p.entry->hf_name;
       TD_CHECK(
           reader.has(name) || part.values == &optimizer_.master(),

@@ -171,13 +171,6 @@ void check_kl(const AlgorithmConfig& a, Faults& faults) {
   if (!a.use_kl_loss && a.use_unbiased_kl) {
     add(faults, "--use-unbiased-kl: weighs the KL in the loss; add --use-kl-loss");
   }
-  if (a.ref_update_interval && !config.checkpoint.load.empty()) {
-    add(faults,
-        "--ref-update-interval: found {} with --load: a checkpoint does not hold the reference "
-        "that "
-        "moved, so such a run cannot be continued yet; leave one of them out",
-        *a.ref_update_interval);
-  }
   if (!a.uses_reference() && a.ref_update_interval) {
     add(faults,
         "--ref-update-interval: found {}, but no KL against a reference is asked for; add "
@@ -351,6 +344,13 @@ void check_output(const Config& config, Faults& faults) {
 
 void check_checkpoint(const Config& config, Faults& faults) {
   const CheckpointConfig& c = config.checkpoint;
+  if (config.algorithm.ref_update_interval && !c.load.empty()) {
+    add(faults,
+        "--ref-update-interval: found {} with --load: a checkpoint does not hold the reference "
+        "that "
+        "moved, so such a run cannot be continued yet; leave one of them out",
+        *config.algorithm.ref_update_interval);
+  }
   if (c.load.empty()) {
     const std::pair<const char*, bool> needing[] = {{"--ckpt-step", c.ckpt_step.has_value()},
                                                     {"--finetune", c.finetune},

@@ -36,7 +36,6 @@ TEST(Rollout, MaskedTruncatedSamplesCountInTheirGroup) {
   Row row(train_declarations());
   add_rollout_metrics(row, samples, advantages, 1.0, 1);
   EXPECT_DOUBLE_EQ(row.value("rollout/raw_reward"), 0.5);
-  EXPECT_DOUBLE_EQ(row.value("rollout/advantages"), 0.0);
   EXPECT_DOUBLE_EQ(row.value("rollout/truncated_ratio"), 0.25);
   EXPECT_DOUBLE_EQ(row.value("rollout/response_len/mean"), (10 + 11 + 12 + 0) / 4.0);
   EXPECT_DOUBLE_EQ(row.value("rollout/response_len/min"), 0.0);

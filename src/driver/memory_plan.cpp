@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
+#include "model/parameters.h"
 #include "trainer/memory.h"
 
 namespace tandem {

@@ -403,6 +403,7 @@ std::unique_ptr<TrainLoop::Parts> TrainLoop::write_parts(std::int64_t id) {
   const RunState run{
       .weight_version = fleet_->weight_version(),
       .prompt_order = order_after_step_,
+      .prompts_xxh3 = prompts_xxh3(prompts_),
       .run_dir = fs::absolute(config_.logging.run_dir).lexically_normal().lexically_relative(root),
       .config = to_json(config_)};
   parts->state = {.rollout_id = id,

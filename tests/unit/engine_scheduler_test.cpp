@@ -439,7 +439,7 @@ TEST(Scheduler, StopTextsEndAcrossTokenBorders) {
       {"one token", {"x"}, {1, 2, 7, 1, 1}, 3, "x"},
       {"inside a token", {"a"}, {7, 8, 1, 1, 1}, 2, "a"},
       {"over two tokens", {"bb"}, {3, 2, 1, 1, 1}, 2, "bb"},
-      {"over three tokens", {"bcab"}, {4, 1, 4, 1, 2}, 5, "bcab"},
+      {"over three tokens", {"bcab"}, {4, 1, 4, 1, 2}, 3, "bcab"},
       {"whole characters of several bytes", {"xé"}, {7, 6, 1, 1, 1}, 2, "xé"},
       {"a newline", {"\n\n"}, {5, 1, 5, 5, 1}, 4, "\n\n"},
       {"the first of the list", {"b", "ab"}, {7, 3, 1, 1, 1}, 2, "b"},

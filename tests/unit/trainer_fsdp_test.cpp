@@ -156,7 +156,7 @@ TEST(Fsdp, ACheckpointGoesOnOnAnyNumberOfRanks) {
     on_ranks(writers, [&](Group& group) {
       Arena arena(make_arena_layout(folder.config(), Element::bf16));
       load_arena(folder, arena);
-      FsdpTrainer trainer(setup_of(true), folder, arena, group);
+      FsdpTrainer trainer(setup_of(true), {folder, arena}, std::nullopt, group);
       for (int s = 0; s < 2; ++s) trainer.train(batch, 4);
       std::optional<CheckpointWriter> writer;
       if (group.rank() == 0) writer.emplace(root, writers);
@@ -177,7 +177,7 @@ TEST(Fsdp, ACheckpointGoesOnOnAnyNumberOfRanks) {
       on_ranks(readers, [&](Group& group) {
         Arena arena(make_arena_layout(folder.config(), Element::bf16));
         load_arena(folder, arena);
-        FsdpTrainer trainer(setup_of(true), folder, arena, group);
+        FsdpTrainer trainer(setup_of(true), {folder, arena}, std::nullopt, group);
         trainer.load(saved, {});
         trainer.publish();
         EXPECT_EQ(trainer.optimizer_steps(), 2);

@@ -25,7 +25,7 @@ CLOCK = ("perf/", "memory/", "time", "rollout/prefix_cache_hit_rate", "rollout/a
 def tiny_model(folder: pathlib.Path) -> pathlib.Path:
     target = folder / "tiny"
     subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", target, "--tokenizer", MODEL,
-                    "--hidden-size", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2",
+                    "--hidden-size", "64" if DEVICE == "cuda" else "48", "--layers", "2", "--heads", "4", "--kv-heads", "2",
                     "--intermediate-size", "80"], check=True)
     return target
 

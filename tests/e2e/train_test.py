@@ -76,7 +76,8 @@ class Train(TinyRun):
 
     def test_reinforce_plus_plus_with_the_kl_in_the_reward(self):
         self.run_tandem(*self.flags("rpp", "--advantage-estimator", "reinforce_plus_plus",
-                                    "--normalize-advantages", "--kl-coef", "0.1"))
+                                    "--normalize-advantages", "--kl-coef", "0.1",
+                                    "--entropy-coef", "0.01"))  # moves the weights without a reward
         rows = self.rows("rpp")
         self.assertEqual(rows[0]["rollout/kl"], 0)
         self.assertNotEqual(rows[2]["rollout/kl"], 0)
@@ -85,7 +86,7 @@ class Train(TinyRun):
     def test_the_gap_is_zero_however_tokens_are_drawn(self):
         self.run_tandem(*self.flags("cut", "--rollout-temperature", "0.8", "--rollout-top-p", "0.9",
                                     "--rollout-top-k", "40", "--rollout-stop", "a", "7",
-                                    "--mask-truncated-samples"))
+                                    "--mask-truncated-samples", "--rollout-max-response-len", "3"))
         rows = self.rows("cut")
         for row in rows:
             self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)

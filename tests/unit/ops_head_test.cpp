@@ -44,7 +44,7 @@ TEST(Head, TemperatureIsTheSameOnBothSides) {
     double temperature, log_prob, entropy;
   };
   // p = 1 / (1 + e^(-2/T)), H = -p·log p - (1 - p)·log(1 - p)
-  for (const Case& c : {Case{0.5, -0.018150, 0.090095}, Case{1, -0.126928, 0.365335},
+  for (const Case& c : {Case{0.5, -0.018150, 0.090095}, Case{1, -0.126928, 0.365334},
                         Case{2, -0.313262, 0.582203}}) {
     const Head head(Element::f32, 2, 1, {2, 0});
     const std::int32_t ids[] = {0};

@@ -189,7 +189,8 @@ void DryRun::check_placement() {
     say("placement", "{} rank{} of {} thread{}", placement.ranks.size(),
         placement.ranks.size() == 1 ? "" : "s", *config_.compute.threads_per_rank,
         *config_.compute.threads_per_rank == 1 ? "" : "s");
-    for (const std::string_view line : split(trim(placement.describe()), '\n')) say("", "{}", line);
+    const std::string map = placement.describe();
+    for (const std::string_view line : split(trim(map), '\n')) say("", "{}", line);
     if (!model_ || longest_prompt_ == 0) return;
     const std::int64_t answer = std::max(*config_.rollout.rollout_max_response_len,
                                          *config_.evaluate.eval_max_response_len);
@@ -202,7 +203,8 @@ void DryRun::check_placement() {
       config_.engine.kv_cache_tokens =
           ((sample + 15) / 16 + 1) * 16 * config_.engine.max_running_requests;
     const auto ranks = plan_memory(config_, *model_, placement, sample);
-    for (const std::string_view line : split(trim(memory_table(ranks)), '\n'))
+    const std::string table = memory_table(ranks);
+    for (const std::string_view line : split(trim(table), '\n'))
       say(line.find("program") != line.npos ? "memory" : "", "{}", line);
     if (config_.compute.device != Device::cpu) return;
     std::int64_t needed = 0;

@@ -29,6 +29,7 @@ struct DecodeGraphs::Bucket {
   at::Tensor output, host_output;  // tokens, log-probabilities
   AttentionContext context;
   void* graph = nullptr;
+  const void* weights = nullptr;  // where they were at the capture
 
   ~Bucket() {
     if (graph) cuda_part().free_graph(graph);
@@ -68,7 +69,9 @@ DecodeGraphs::Bucket* DecodeGraphs::bucket_for(const StepPlan& plan) {
   const auto rows = static_cast<std::int64_t>(plan.tokens.size());
   const bool decode = rows > 0 && rows <= kLargest && plan.segments.size() == plan.tokens.size() &&
                       plan.draws.size() == plan.tokens.size() &&
-                      plan.logit_rows.size() == plan.tokens.size();
+                      plan.logit_rows.size() == plan.tokens.size() &&
+                      std::all_of(plan.draws.begin(), plan.draws.end(),
+                                  [](const PlanDraw& d) { return d.is_plain(); });
   if (!decode) return nullptr;
   return std::find_if(buckets_.begin(), buckets_.end(),
                       [&](const auto& b) { return b->rows >= rows; })
@@ -135,6 +138,7 @@ void DecodeGraphs::forward(Bucket& b) {
 void DecodeGraphs::capture(Bucket& b) {
   forward(b);  // once for real: libraries set themselves up, which a capture must not see
   cuda_part().synchronize();
+  b.weights = model_.head().data;
   b.graph = cuda_part().begin_graph();
   forward(b);
   cuda_part().end_graph(b.graph);
@@ -146,6 +150,10 @@ bool DecodeGraphs::run(const StepPlan& plan, std::span<SampledToken> sampled) {
   const c10::InferenceMode no_gradients;
   for (const BlockCopy& copy : plan.copies) pool_.copy_block(copy.from, copy.to);
   fill(*b, plan);
+  if (b->graph && b->weights != model_.head().data) {  // an update swapped arenas
+    cuda_part().free_graph(b->graph);
+    b->graph = nullptr;
+  }
   if (!b->graph) capture(*b);
   cuda_part().run_graph(b->graph);
   b->host_output.copy_(b->output, /*non_blocking=*/true);

@@ -4,6 +4,7 @@
 // where it is and is written anew before each run. Weights and KV blocks do not move either, so a
 // graph lives through updates of the weights.
 //
+// Draws from changed logits (top-p, penalties) are made on the host, so such a step runs without.
 // A padded row is a sequence of one token whose key and value go to the pool's spare block.
 #pragma once
 

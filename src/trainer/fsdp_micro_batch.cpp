@@ -144,7 +144,8 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
     const auto weighted = [&](const at::Tensor& term, auto&& weight) {
       return (term *
               filled(scored.count.size(),
-                     [&](std::size_t i) { return static_cast<float>(weight(scored.count[i])); }))
+                     [&](std::size_t i) { return static_cast<float>(weight(scored.count[i])); })
+                  .to(term.device()))
           .sum();
     };
     const TokenWeights& w = input.weights;

@@ -63,8 +63,15 @@ class Cuda : public testing::TestWithParam<Element> {
 };
 
 TEST_P(Cuda, Linear) {
-  for (auto [rows, n, k] :
-       {std::tuple{1, 1, 1}, {5, 17, 7}, {33, 48, 64}, {130, 1100, 19}, {64, 576, 1536}}) {
+  for (auto [rows, n, k] : {std::tuple{1, 1, 1},
+                            {5, 17, 7},
+                            {33, 48, 64},
+                            {130, 1100, 19},
+                            {64, 576, 1536},
+                            {1, 48, 64},
+                            {2, 33, 8},
+                            {3, 1100, 264},
+                            {4, 100, 2560}}) {
     for (const bool with_bias : {false, true}) {
       const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e),
                  dy = values({rows, n}, e);

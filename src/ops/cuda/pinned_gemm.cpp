@@ -88,7 +88,8 @@ cublasLtMatmulAlgo_t choose(const Key& key) {
   cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                        &kWorkspaceBytes, sizeof kWorkspaceBytes);
   // Rows may begin at any multiple of the element's size.
-  const std::uint32_t alignment = k % 8 == 0 && n % 8 == 0 ? 16 : 2;
+  const std::uint32_t element_bytes = e == Element::f32 ? 4 : 2;
+  const std::uint32_t alignment = k % 8 == 0 && n % 8 == 0 ? 16 : element_bytes;
   for (const auto attribute :
        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})

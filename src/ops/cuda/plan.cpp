@@ -30,16 +30,17 @@ class Packed {
   }
   template <class T, class M>
   void add(M*& member, const T* values, std::int64_t count, std::int64_t capacity = 0) {
-    const auto at = static_cast<std::int64_t>(bytes_.size());
+    const std::int64_t at = size_;
     used_ = at + count * static_cast<std::int64_t>(sizeof(T));
     const std::int64_t room = std::max(count, capacity) * static_cast<std::int64_t>(sizeof(T));
-    bytes_.resize(static_cast<std::size_t>(ceil_div(at + room, 16) * 16));
+    size_ = ceil_div(at + room, 16) * 16;
+    bytes_.resize(static_cast<std::size_t>(used_));  // room beyond the values is not filled
     if (count > 0)
       std::memcpy(bytes_.data() + at, values, static_cast<std::size_t>(count) * sizeof(T));
     members_.push_back([&member, at](char* base) { member = reinterpret_cast<M*>(base + at); });
   }
   const char* data() const { return bytes_.data(); }
-  std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_.size()); }
+  std::int64_t bytes() const { return size_; }
   std::int64_t used() const { return used_; }  // up to the end of the last array's values
   void place(char* base) const {
     for (const auto& set : members_) set(base);
@@ -47,7 +48,7 @@ class Packed {
 
  private:
   std::vector<char> bytes_;
-  std::int64_t used_ = 0;
+  std::int64_t used_ = 0, size_ = 0;
   std::vector<std::function<void(char*)>> members_;
 };
 
@@ -289,7 +290,7 @@ AttentionPlan* plan_attention(Element e, const AttentionShape& shape,
   describe(*plan, e, shape, call, packed);
   plan->memory = std::make_unique<Scratch>(packed.bytes());
   CHECK_CUDA(cudaMemcpyAsync(plan->memory->as<void>(), packed.data(),
-                             static_cast<std::size_t>(packed.bytes()), cudaMemcpyHostToDevice,
+                             static_cast<std::size_t>(packed.used()), cudaMemcpyHostToDevice,
                              stream()));
   finish(*plan, packed);
   return plan.release();

@@ -104,6 +104,23 @@ class Rewards:
         return answer
 
 
+class Filter:
+    """--dynamic-sampling-filter-path: f(args, samples) -> bool or DynamicFilterOutput, of a group."""
+
+    def __init__(self, request: dict, args: argparse.Namespace):
+        samples.install_names()
+        self._args = args
+        self.function = load_function(request["path"])
+
+    def call(self, request: dict) -> Any:
+        return self.function(self._args, [samples.Sample.from_dict(values) for values in request["samples"]])
+
+    def value(self, request: dict, result: Any) -> dict:
+        if hasattr(result, "keep"):
+            return {"keep": bool(result.keep), "reason": str(result.reason or "")}
+        return {"keep": bool(result)}
+
+
 class Tokenizer:
     """What generate functions use of a transformers tokenizer, over the folder's tokenizer.json."""
 
@@ -220,6 +237,8 @@ def is_async(function: Callable) -> bool:
 def make_kind(request: dict, args: argparse.Namespace) -> Any:
     if request["kind"] == "reward":
         return Rewards(request, args)
+    if request["kind"] == "filter":
+        return Filter(request, args)
     if request["kind"] == "generate":
         return Generation(request, args)
     raise ValueError(f"unknown kind '{request['kind']}'")

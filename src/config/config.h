@@ -97,6 +97,7 @@ struct DataConfig {
   bool rollout_shuffle = false;
   std::int64_t rollout_seed = 42;
   bool rollout_global_dataset = true;
+  bool skip_bad_rows = false;
 };
 
 struct RolloutConfig {
@@ -115,6 +116,7 @@ struct RolloutConfig {
   bool mask_truncated_samples = false;
   std::optional<std::int64_t> over_sampling_batch_size;
   std::string dynamic_sampling_filter_path;
+  std::string dynamic_sampling_reward_key;
   std::string custom_generate_function_path;
   bool partial_rollout = false;
   bool fully_async = false;
@@ -132,12 +134,21 @@ struct EngineConfig {
 };
 
 struct RewardConfig {
-  std::string rm_type;  // last-number, exact or math
+  std::string rm_type;  // last-number, exact, math or remote_rm
   std::string rm_url;
   std::string custom_rm_path;
   std::string reward_key;
+  std::string eval_reward_key;
   bool group_rm = false;
-  double reward_timeout_seconds = 120;  // one batch in the reward process
+  double reward_timeout_seconds = 120;  // of one call
+  std::int64_t rm_num_processes = 2;
+  std::int64_t rm_max_concurrency = 64;
+  std::int64_t rm_memory_limit_mb = 8192;  // of one process; 0: none
+  bool stop_on_reward_failure = false;
+  std::int64_t constant_reward_steps = 10;  // 0: no notice
+
+  // Whether Python rewards, not a built-in rule.
+  bool uses_function() const { return !custom_rm_path.empty() || rm_type == "remote_rm"; }
 };
 
 struct AlgorithmConfig {

@@ -153,8 +153,8 @@ constexpr std::array kTogether = {
              "sglang_skip_tokenizer_init sglang_tool_call_parser= sglang_reasoning_parser= "
              "sglang_mamba_scheduler_strategy= sglang_log_requests sglang_host="},
     // ---- reward and algorithm ----
-    Together{"Reward", refused, "use --rm-type last-number, exact or math",
-             "eval_reward_key= custom_reward_post_process_path="},
+    Together{"Reward", refused, "the estimator normalises rewards; leave it out",
+             "custom_reward_post_process_path="},
     Together{"Algorithm", refused, "PPO is not built yet; use --advantage-estimator grpo",
              "critic_num_nodes= critic_num_gpus_per_node= num_critic_only_steps=0 critic_load= "
              "critic_save= critic_lr= critic_lr_warmup_iters=0"},

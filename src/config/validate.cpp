@@ -81,13 +81,51 @@ void check_data(const Config& config, Faults& faults) {
   if (!data.num_rollout && !data.num_epoch) {
     add(faults, "--num-rollout: neither it nor --num-epoch is given; say how long the run is");
   }
-  if (config.reward.rm_type.empty()) {
-    add(faults, "--rm-type: not given; use last-number, exact or math");
-  } else if (data.label_key.empty()) {
+  const RewardConfig& reward = config.reward;
+  if (reward.rm_type.empty() && reward.custom_rm_path.empty()) {
+    add(faults,
+        "--rm-type: not given; use last-number, exact, math or remote_rm, or --custom-rm-path");
+  } else if (!reward.uses_function() && data.label_key.empty()) {
     add(faults,
         "--label-key: not given, but --rm-type {} compares with labels; give the key of the label "
         "in the rows of --prompt-data",
-        config.reward.rm_type);
+        reward.rm_type);
+  }
+}
+
+void check_reward(const Config& config, Faults& faults) {
+  const RewardConfig& reward = config.reward;
+  const bool remote = reward.rm_type == "remote_rm" && reward.custom_rm_path.empty();
+  if (remote && !reward.rm_url.starts_with("http://") && !reward.rm_url.starts_with("https://")) {
+    add(faults, "--rm-url: found '{}' with --rm-type remote_rm, wanted http://… or https://…",
+        reward.rm_url);
+  }
+  if (reward.group_rm && reward.custom_rm_path.empty()) {
+    add(faults, "--group-rm: only --custom-rm-path takes whole groups; leave it out");
+  }
+  if (!reward.uses_function()) {
+    for (const auto& [flag, key] :
+         {std::pair("--reward-key", &reward.reward_key),
+          {"--eval-reward-key", &reward.eval_reward_key},
+          {"--dynamic-sampling-reward-key", &config.rollout.dynamic_sampling_reward_key}}) {
+      if (!key->empty()) {
+        add(faults,
+            "{}: found '{}', but the reward of --rm-type {} is a plain number; leave it out", flag,
+            *key, reward.rm_type);
+      }
+    }
+  }
+  const auto& drawn = config.rollout.over_sampling_batch_size;
+  if (drawn && config.rollout.dynamic_sampling_filter_path.empty()) {
+    add(faults,
+        "--over-sampling-batch-size: found {} without --dynamic-sampling-filter-path; every group "
+        "is kept, so no further prompts are drawn",
+        *drawn);
+  } else if (drawn && config.rollout.rollout_batch_size &&
+             *drawn < *config.rollout.rollout_batch_size) {
+    add(faults,
+        "--over-sampling-batch-size: found {}, below rollout_batch_size {}; give at least that",
+        *drawn, *config.rollout.rollout_batch_size);
   }
 }
 
@@ -413,6 +451,7 @@ std::vector<std::string> validate(const Config& config) {
   check_model(config.model, faults);
   check_placement(config, faults);
   check_data(config, faults);
+  check_reward(config, faults);
   check_batch(config, faults);
   check_lengths(config.rollout, config.engine, faults);
   check_algorithm(config, faults);
@@ -475,6 +514,7 @@ std::vector<std::string> missing_files(const Config& config) {
     look_for_model("--ref-load", config.algorithm.ref_load, faults);
   }
   look_for_file("--prompt-data", prompt_file(config.data.prompt_data), faults);
+  look_for_file("--chat-template-path", config.data.chat_template_path, faults);
   const std::vector<std::string>& sets = config.evaluate.eval_prompt_data;
   if (sets.size() == 1) look_for_file("--eval-prompt-data", prompt_file(sets[0]), faults);
   for (std::size_t i = 1; i < sets.size(); i += 2) {

@@ -117,6 +117,7 @@ std::string texts_json(const TrainBatch& batch) {
                      {"label", sample.label},
                      {"status", sample_status_name(sample.status)},
                      {"finish", finish_reason_name(sample.finish)}});
+    if (!sample.error.empty()) texts.back()["error"] = sample.error;
   }
   return dump_json(texts);
 }
@@ -273,6 +274,7 @@ TrainBatch decode_batch(std::span<const std::byte> body, std::string_view source
     sample.reward = columns.rewards[i];
     sample.response = require<std::string>(texts[i], "response", where);
     sample.label = require<std::string>(texts[i], "label", where);
+    sample.error = optional_key<std::string>(texts[i], "error", where, "");
     sample.status = value_of(kStatusNames, require<std::string>(texts[i], "status", where), where);
     sample.finish = value_of(kFinishNames, require<std::string>(texts[i], "finish", where), where);
     batch.samples.push_back(std::move(sample));

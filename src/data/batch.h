@@ -8,7 +8,8 @@
 //   tokens                     i32 [sum of total_lengths]
 //   log_probs f32, loss_mask u8, weight_versions i64   [sum of response_lengths]
 //   trainer_log_probs          f32 [sum of response_lengths], only where they are known
-// Metadata: format = "tandem-batch-1"; samples = JSON array of {response, label, status, finish}.
+// Metadata: format = "tandem-batch-1"; samples = JSON array of {response, label, status, finish}
+// and error where a sample failed.
 // Floats keep their bits. Invariant: what is encoded or decoded has passed check_batch.
 #pragma once
 

@@ -1,6 +1,8 @@
 // See prompts.h.
 #include "data/prompts.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -50,17 +52,17 @@ RowSlice parse_path(const std::string& path) {
   return slice;
 }
 
+bool is_parquet(const std::string& file) { return file.ends_with(".parquet"); }
+
 void check_kind_of_file(const std::string& file) {
-  TD_CHECK(!file.ends_with(".parquet"),
-           "{}: Parquet prompt files are not read yet; write the rows as JSON lines (.jsonl)",
-           file);
-  TD_CHECK(file.ends_with(".jsonl"),
-           "{}: unknown kind of prompt file; wanted a name ending in .jsonl", file);
+  TD_CHECK(is_parquet(file) || file.ends_with(".jsonl"),
+           "{}: unknown kind of prompt file; wanted a name ending in .jsonl or .parquet", file);
 }
 
 struct Line {
   std::int64_t number = 0;  // 1-based
   std::string_view text;    // without line end
+  std::string fault = {};
 };
 
 // The non-blank lines; LF and CRLF both end a line.
@@ -190,9 +192,70 @@ std::string read_row(std::string_view line, const PromptFileOptions& options, Pr
 // Keeps the bad row, or stops at it.
 void note_bad_row(const PromptFileOptions& options, std::int64_t line, const std::string& reason,
                   std::vector<BadRow>& bad) {
-  TD_CHECK(options.skip_bad_rows, "{}: line {}: {}; mend the line or take it out",
-           parse_path(options.path).file, line, reason);
+  const std::string file = parse_path(options.path).file;
+  TD_CHECK(options.skip_bad_rows,
+           "{}: {} {}: {}; mend the {} or take it out, or leave such rows out with "
+           "--skip-bad-rows",
+           file, row_name(file), line, reason, row_name(file));
   bad.push_back({line, reason});
+}
+
+// The rows of `lines`, which begin at row `first` of the file.
+void read_rows(const std::vector<Line>& lines, std::int64_t first, const PromptFileOptions& options,
+               PromptRows& result) {
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    PromptRow row;
+    row.row = static_cast<std::uint64_t>(first) + i;
+    row.line = lines[i].number;
+    ++result.num_read;
+    std::string fault = lines[i].fault;
+    if (fault.empty()) fault = read_row(lines[i].text, options, row);
+    if (fault.empty()) {
+      result.rows.push_back(std::move(row));
+    } else {
+      note_bad_row(options, lines[i].number, fault, result.bad);
+    }
+  }
+}
+
+// The rows of a Parquet file, through the helper that has pyarrow.
+PromptRows read_parquet(const PromptFileOptions& options) {
+  const RowSlice slice = parse_path(options.path);
+  PythonProcess helper({.name = "parquet helper",
+                        .module = "tandem.parquet_helper",
+                        .arguments = {},
+                        .place = options.place,
+                        .log_path = {},
+                        .call_timeout_seconds = 600});
+  const Json opened = helper.call(dump_json(Json{{"call", "open"}, {"path", slice.file}}));
+  const auto columns = require<std::vector<std::string>>(opened, "columns", slice.file);
+  for (const auto& [flag, key] :
+       {std::pair("--input-key", &options.input_key), {"--label-key", &options.label_key}})
+    TD_CHECK(key->empty() || std::ranges::count(columns, *key) > 0,
+             "{}: no column '{}' ({}); its columns are {}", slice.file, *key, flag,
+             fmt::join(columns, ", "));
+  const auto [begin, end] = slice.bounds(require<std::int64_t>(opened, "num_rows", slice.file));
+  PromptRows result;
+  for (std::int64_t at = begin; at < end;) {
+    const Json reply = helper.call(dump_json(
+        Json{{"call", "rows"},
+             {"begin", at},
+             {"columns",
+              {options.input_key, options.label_key, options.metadata_key, options.tool_key}}}));
+    const auto texts = require<std::vector<std::string>>(reply, "lines", slice.file);
+    const auto faults = require<Json>(reply, "faults", slice.file);
+    TD_CHECK(!texts.empty(), "{}: the file ends at row {} of {}", slice.file, at, end);
+    std::vector<Line> lines;
+    const std::int64_t first = at;
+    for (std::size_t i = 0; i < texts.size() && at < end; ++i, ++at) {
+      lines.push_back(
+          {.number = at + 1,
+           .text = texts[i],
+           .fault = optional_key<std::string>(faults, std::to_string(i), slice.file, "")});
+    }
+    read_rows(lines, first, options, result);
+  }
+  return result;
 }
 
 // Ids (and the templated text) of all rows, in order.
@@ -228,21 +291,17 @@ PromptRows parse_prompt_rows(std::string_view text, const PromptFileOptions& opt
   const std::vector<Line> lines = non_blank_lines(text);
   const auto [begin, end] = slice.bounds(static_cast<std::int64_t>(lines.size()));
   PromptRows result;
-  for (std::int64_t i = begin; i < end; ++i) {
-    const Line& line = lines[static_cast<std::size_t>(i)];
-    PromptRow row;
-    row.row = static_cast<std::uint64_t>(i);
-    row.line = line.number;
-    ++result.num_read;
-    const std::string fault = read_row(line.text, options, row);
-    if (fault.empty()) {
-      result.rows.push_back(std::move(row));
-    } else {
-      note_bad_row(options, line.number, fault, result.bad);
-    }
-  }
+  read_rows({lines.begin() + begin, lines.begin() + end}, begin, options, result);
   return result;
 }
+
+PromptRows read_prompt_rows(const PromptFileOptions& options) {
+  const std::string file = parse_path(options.path).file;
+  check_kind_of_file(file);
+  return is_parquet(file) ? read_parquet(options) : parse_prompt_rows(read_file(file), options);
+}
+
+std::string_view row_name(const std::string& file) { return is_parquet(file) ? "row" : "line"; }
 
 std::string PromptSet::summary() const {
   return fmt::format(
@@ -252,9 +311,8 @@ std::string PromptSet::summary() const {
 
 PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& tokenizer) {
   const std::string file = parse_path(options.path).file;
-  check_kind_of_file(file);
   if (options.apply_chat_template) check_kwargs(options.apply_chat_template_kwargs);
-  PromptRows parsed = parse_prompt_rows(read_file(file), options);
+  PromptRows parsed = read_prompt_rows(options);
   if (options.first_rows > 0 && parsed.rows.size() > options.first_rows)
     parsed.rows.resize(options.first_rows);
   std::vector<TokenizedRow> tokenized = tokenize(parsed.rows, options, tokenizer);
@@ -280,7 +338,7 @@ PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& token
     }
   }
   for (std::size_t i = 0; i < std::min(set.bad.size(), kLoggedBadRows); ++i) {
-    TD_LOG(warn, "{}: line {} skipped: {}", file, set.bad[i].line, set.bad[i].reason);
+    TD_LOG(warn, "{}: {} {} skipped: {}", file, row_name(file), set.bad[i].line, set.bad[i].reason);
   }
   TD_LOG(info, "{}: {}", options.path, set.summary());
   TD_CHECK(!set.prompts.empty(), "{}: nothing left to train on: {}{}", options.path, set.summary(),

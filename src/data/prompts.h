@@ -1,8 +1,8 @@
-// Prompt files (JSONL) and the order in which a run goes through them.
+// Prompt files (JSONL, Parquet) and the order in which a run goes through them.
 //
-// A line is an object; the keys that hold prompt, label, metadata and tools are flags. Labels and
-// metadata keep their bytes: a number's digits are never read as a double. A bad row stops the run
-// with file, line and reason, unless rows are skipped, which is counted row by row.
+// A line or row is an object; the keys that hold prompt, label, metadata and tools are flags.
+// Labels and metadata keep their bytes: a number's digits are never read as a double. A bad row
+// stops the run with file, line and reason, unless rows are skipped, which is counted row by row.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "data/python_process.h"
 #include "data/sample.h"
 #include "data/tokenizer.h"
 
@@ -26,11 +27,12 @@ struct PromptFileOptions {
   std::string apply_chat_template_kwargs = "{}";
   std::int64_t max_prompt_tokens = 0;  // --rollout-max-prompt-len; 0: no limit
   bool skip_bad_rows = false;
-  std::size_t first_rows = 0;  // template and tokenise only so many good rows; 0: all
+  std::size_t first_rows = 0;            // template and tokenise only so many good rows; 0: all
+  PythonPlace place = project_python();  // for Parquet files
 };
 
 struct BadRow {
-  std::int64_t line = 0;  // 1-based
+  std::int64_t line = 0;  // 1-based; of a Parquet file the row
   std::string reason;
 };
 
@@ -53,6 +55,13 @@ struct PromptRows {
 
 // Takes the text of a file apart; `path` begins every error. Pure: needs no tokenizer.
 PromptRows parse_prompt_rows(std::string_view text, const PromptFileOptions& options);
+
+// The rows of a file of either kind. Errors: a missing or unknown kind of file, the first bad row
+// unless such rows are skipped.
+PromptRows read_prompt_rows(const PromptFileOptions& options);
+
+// What a row of the file is called: "line" or, of a Parquet file, "row".
+std::string_view row_name(const std::string& file);
 
 struct PromptSet {
   std::vector<Prompt> prompts;  // in the order of the file

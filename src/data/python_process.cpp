@@ -25,6 +25,21 @@ PythonPlace project_python() {
   return {(project / ".venv/bin/python").string(), (project / "python").string()};
 }
 
+std::string python_search_path(const PythonPlace& place) {
+  std::string path = place.module_folder;
+  if (const char* outer = std::getenv("PYTHONPATH"); outer && *outer) {
+    path.append(":").append(outer);
+  }
+  return path;
+}
+
+void check_interpreter(const PythonPlace& place, std::string_view who) {
+  TD_CHECK(::access(place.interpreter.c_str(), X_OK) == 0,
+           "{}: the {} needs this Python interpreter and cannot run it: {}; run scripts/setup.sh, "
+           "which makes the project's .venv",
+           place.interpreter, who, errno_text(errno));
+}
+
 PythonProcess::PythonProcess(PythonProcessOptions options)
     : options_(std::move(options)), log_path_(options_.log_path) {
   if (!log_path_.empty()) return;
@@ -37,18 +52,11 @@ PythonProcess::PythonProcess(PythonProcessOptions options)
 PythonProcess::~PythonProcess() { stop(kStopGraceSeconds); }
 
 void PythonProcess::start() {
-  TD_CHECK(::access(options_.place.interpreter.c_str(), X_OK) == 0,
-           "{}: the {} needs this Python interpreter and cannot run it: {}; run scripts/setup.sh, "
-           "which makes the project's .venv",
-           options_.place.interpreter, options_.name, errno_text(errno));
+  check_interpreter(options_.place, options_.name);
   SpawnOptions spawn;
   spawn.argv = {options_.place.interpreter, "-m", options_.module};
   spawn.argv.insert(spawn.argv.end(), options_.arguments.begin(), options_.arguments.end());
-  std::string search_path = options_.place.module_folder;
-  if (const char* outer = std::getenv("PYTHONPATH"); outer && *outer) {
-    search_path.append(":").append(outer);
-  }
-  spawn.env = {{"PYTHONPATH", search_path}};
+  spawn.env = {{"PYTHONPATH", python_search_path(options_.place)}};
   spawn.in = spawn.out = Stream::pipe;
   spawn.err = Stream::log;
   spawn.log_path = log_path_;

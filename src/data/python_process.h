@@ -31,6 +31,11 @@ struct PythonPlace {
 // <project>/python. Nothing is checked here; a missing interpreter is named by the first call.
 PythonPlace project_python();
 
+// The helpers' modules, then what PYTHONPATH names already.
+std::string python_search_path(const PythonPlace& place);
+// Error naming the interpreter if it cannot be run.
+void check_interpreter(const PythonPlace& place, std::string_view who);
+
 struct PythonProcessOptions {
   std::string name;    // "tokenizer", for messages
   std::string module;  // "tandem.tokenizer_helper"

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,8 @@ struct Sample {
   std::string label;                          // the prompt's
   double reward = 0.0;
   std::int64_t cached_tokens = 0;  // prompt tokens that the engine had not to compute for it
+  std::map<std::string, double> reward_parts;  // the numbers of a reward that was an object
+  std::string error;                           // of a failed sample: why it has no reward
   SampleStatus status = SampleStatus::pending;
   FinishReason finish = FinishReason::none;
 

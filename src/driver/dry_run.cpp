@@ -21,6 +21,9 @@
 #include "driver/memory_plan.h"
 #include "driver/placement.h"
 #include "driver/resume.h"
+#include "driver/rewards.h"
+#include "driver/rollout.h"
+#include "driver/sampling.h"
 #include "http/server.h"
 #include "rl/rewards.h"
 
@@ -60,6 +63,7 @@ class DryRun {
   void check_helper();
   void check_prompts();
   void check_set(const std::string& label, PromptFileOptions options);
+  void check_functions();
   void check_batch();
   void check_placement();
   void check_ports();
@@ -109,7 +113,7 @@ PromptFileOptions DryRun::train_options() const {
   return {.path = d.prompt_data,
           .input_key = d.input_key,
           .label_key = d.label_key,
-          .metadata_key = "",
+          .metadata_key = d.metadata_key,
           .tool_key = d.tool_key,
           .apply_chat_template = d.apply_chat_template,
           .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
@@ -124,16 +128,20 @@ void DryRun::check_set(const std::string& label, PromptFileOptions options) {
   if (!tokenizer_ || !fs::is_regular_file(file)) return;
   attempt([&] {
     options.first_rows = 0;
-    PromptRows rows = parse_prompt_rows(read_file(file), options);
-    for (std::size_t i = 0; i < std::min(rows.bad.size(), kShownFaults); ++i)
-      faults_.push_back(fmt::format("{}: line {}: {}", file, rows.bad[i].line, rows.bad[i].reason));
-    if (rows.bad.size() > kShownFaults)
+    PromptRows rows = read_prompt_rows(options);
+    const bool skipped = config_.data.skip_bad_rows;
+    for (std::size_t i = 0; i < std::min(rows.bad.size(), skipped ? 0 : kShownFaults); ++i)
+      faults_.push_back(
+          fmt::format("{}: {} {}: {}", file, row_name(file), rows.bad[i].line, rows.bad[i].reason));
+    if (!skipped && rows.bad.size() > kShownFaults)
       faults_.push_back(fmt::format("{}: {} more bad rows", file, rows.bad.size() - kShownFaults));
-    if (sound_) {
+    if (skipped && !rows.bad.empty())
+      say(label, "{}: {} bad rows are left out", file, rows.bad.size());
+    if (sound_ && !config_.reward.uses_function()) {
       const RewardRule rule = parse_reward_rule(config_.reward.rm_type);
       for (const PromptRow& row : rows.rows)
         if (const auto fault = label_fault(rule, row.label))
-          throw Error(fmt::format("{}: line {}: {}", file, row.line, *fault));
+          throw Error(fmt::format("{}: {} {}: {}", file, row_name(file), row.line, *fault));
     }
     options.first_rows = kFirstRows;
     const PromptSet set = load_prompts(options, *tokenizer_);
@@ -164,6 +172,21 @@ void DryRun::check_prompts() {
     options.max_prompt_tokens = e.eval_max_prompt_len.value_or(options.max_prompt_tokens);
     check_set("evaluation", std::move(options));
   }
+}
+
+// Users' functions are loaded, each in a process of its own, and not called.
+void DryRun::check_functions() {
+  if (!sound_) return;
+  const auto check = [&](const std::string& path, auto&& load) {
+    if (!path.empty() && attempt(load)) say("function", "{} can be loaded", path);
+  };
+  if (config_.reward.uses_function())
+    check(config_.reward.custom_rm_path.empty() ? "remote_rm " + config_.reward.rm_url
+                                                : config_.reward.custom_rm_path,
+          [&] { RewardMaker(config_).check(); });
+  check(config_.rollout.dynamic_sampling_filter_path, [&] { GroupSelection(config_).check(); });
+  check(config_.rollout.custom_generate_function_path,
+        [&] { make_generation(config_, {"127.0.0.1:1"}, ""); });
 }
 
 void DryRun::check_batch() {
@@ -309,6 +332,7 @@ void DryRun::run() {
   check_model();
   check_helper();
   check_prompts();
+  check_functions();
   check_batch();
   check_placement();
   check_ports();

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "driver/metrics.h"
+#include "driver/sampling.h"
 
 namespace tandem {
 
@@ -18,7 +19,7 @@ void check_labels(const std::string& path, const std::vector<Prompt>& prompts,
 }
 
 std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerProcess& tokenizer,
-                                                const RewardRule& rule) {
+                                                const RewardRule* rule) {
   const EvaluateConfig& e = config.evaluate;
   std::vector<EvaluationSet> sets;
   for (std::size_t i = 0; i + 1 < e.eval_prompt_data.size(); i += 2) {
@@ -27,14 +28,15 @@ std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerP
         {.path = path,
          .input_key = e.eval_input_key.empty() ? config.data.input_key : e.eval_input_key,
          .label_key = e.eval_label_key.empty() ? config.data.label_key : e.eval_label_key,
-         .metadata_key = "",
+         .metadata_key = config.data.metadata_key,
          .tool_key = config.data.tool_key,
          .apply_chat_template = config.data.apply_chat_template,
          .apply_chat_template_kwargs = config.data.apply_chat_template_kwargs,
          .max_prompt_tokens =
-             e.eval_max_prompt_len.value_or(config.rollout.rollout_max_prompt_len.value_or(0))},
+             e.eval_max_prompt_len.value_or(config.rollout.rollout_max_prompt_len.value_or(0)),
+         .skip_bad_rows = config.data.skip_bad_rows},
         tokenizer);
-    check_labels(path, set.prompts, rule);
+    if (rule) check_labels(path, set.prompts, *rule);
     TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], path);
     sets.push_back({.name = e.eval_prompt_data[i], .prompts = set.prompts, .samples = {}});
   }
@@ -47,8 +49,8 @@ bool evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row
                      .samples_per_prompt = e.n_samples_per_eval_prompt,
                      .params = evaluation_sampling(config),
                      .skip_special_tokens = config.rollout.rollout_skip_special_tokens,
-                     .rule = parse_reward_rule(config.reward.rm_type),
                      .max_context = config.rollout.rollout_max_context_len.value_or(0),
+                     .reward_key = config.reward.eval_reward_key,
                      .timeout_seconds = config.engine.request_timeout_seconds};
   std::vector<RolloutItem> items;
   for (std::uint64_t i = 0; i < set.prompts.size(); ++i) items.push_back({i, i});
@@ -56,6 +58,7 @@ bool evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row
   auto samples = maker.run(set.prompts, items, setup);
   if (!samples) return false;
   set.samples = std::move(*samples);
+  report_failures(set.samples, setup.phase, config.reward.stop_on_reward_failure);
   add_eval_metrics(row, set.name, set.samples, monotonic_seconds() - start);
   set.last = row.value("eval/" + set.name);
   return true;

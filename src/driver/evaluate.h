@@ -21,9 +21,10 @@ struct EvaluationSet {
   std::vector<Sample> samples;  // of the last evaluation
 };
 
-// The sets of --eval-prompt-data; logs what each holds.
+// The sets of --eval-prompt-data; logs what each holds. rule: checks the labels, null: nothing
+// does.
 std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerProcess& tokenizer,
-                                                const RewardRule& rule);
+                                                const RewardRule* rule);
 
 // Evaluates one set and adds its metrics to the row; false: stopped, nothing was added.
 bool evaluate(EvaluationSet& set, const Config& config, RolloutMaker& maker, Row& row);

@@ -9,6 +9,10 @@ namespace tandem {
 const Declarations& train_declarations() {
   static const Declarations declarations({
       {"rollout/raw_reward", Reduction::mean, "reward as the rule gave it, over samples"},
+      {"rollout/reward/*", Reduction::mean, "a number of a reward that is an object"},
+      {"rollout/failed_samples", Reduction::sum, "samples without a reward: not trained on"},
+      {"rollout/num_prompts", Reduction::sum, "prompts drawn for the rollout"},
+      {"rollout/dynamic_filter/*", Reduction::sum, "groups that the filter dropped, by reason"},
       {"rollout/rewards", Reduction::mean, "advantage of a sample before it becomes one per token"},
       {"rollout/advantages", Reduction::mean, "advantage of a loss token"},
       {"rollout/returns", Reduction::mean, "the same before whitening"},
@@ -108,15 +112,22 @@ double truncated(const Sample& s) { return s.status == SampleStatus::truncated ?
 
 void add_rollout_metrics(Row& row, std::span<const Sample> samples,
                          const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus) {
-  double tokens = 0, cached = 0, prompt = 0;
+  double tokens = 0, cached = 0, prompt = 0, failed = 0;
   for (std::size_t i = 0; i < samples.size(); ++i) {
+    tokens += static_cast<double>(samples[i].response_length);
+    if (samples[i].status == SampleStatus::failed) {
+      ++failed;
+      continue;
+    }
     row.add("rollout/raw_reward", samples[i].reward);
+    for (const auto& [key, value] : samples[i].reward_parts)
+      row.add("rollout/reward/" + key, value);
     row.add("rollout/rewards", advantages.advantages[i]);
     row.add("rollout/truncated_ratio", truncated(samples[i]));
-    tokens += static_cast<double>(samples[i].response_length);
     cached += static_cast<double>(samples[i].cached_tokens);
     prompt += static_cast<double>(samples[i].prompt_length());
   }
+  row.add("rollout/failed_samples", failed);
   if (prompt > 0) row.add("rollout/prefix_cache_hit_rate", cached / prompt, prompt);
   if (!samples.empty())
     row.add("rollout/avg_cached_tokens_per_sample", cached / static_cast<double>(samples.size()),
@@ -126,6 +137,12 @@ void add_rollout_metrics(Row& row, std::span<const Sample> samples,
   row.add("rollout/num_samples", static_cast<double>(samples.size()));
   row.add("perf/rollout_time", seconds);
   row.add("perf/tokens_per_gpu_per_sec", tokens / seconds / static_cast<double>(num_gpus));
+}
+
+void add_selection_metrics(Row& row, const DrawnGroups& drawn) {
+  row.add("rollout/num_prompts", static_cast<double>(drawn.num_drawn));
+  for (const auto& [reason, groups] : drawn.dropped)
+    row.add("rollout/dynamic_filter/drop_" + reason, static_cast<double>(groups));
 }
 
 void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
@@ -170,9 +187,10 @@ void add_driver_memory(Row& row, std::int64_t helper_bytes) {
 
 void add_eval_metrics(Row& row, const std::string& name, std::span<const Sample> samples,
                       double seconds) {
-  for (const Sample& s : samples) {
+  for (const Sample& s : samples) {  // a failed one counts as 0, as in Miles
     row.add("eval/" + name, s.reward);
     row.add("eval/" + name + "-truncated_ratio", truncated(s));
+    row.add("eval/" + name + "-none_reward_ratio", s.status == SampleStatus::failed ? 1.0 : 0.0);
   }
   add_lengths(row, "eval/" + name + "/response_len/", samples);
   row.add("perf/eval_time", seconds);

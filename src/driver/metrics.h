@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "data/sample.h"
+#include "driver/sampling.h"
 #include "metrics/record.h"
 #include "rl/advantages.h"
 #include "trainer/results.h"
@@ -18,6 +19,8 @@ const Declarations& train_declarations();
 
 void add_rollout_metrics(Row& row, std::span<const Sample> samples,
                          const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus);
+// What the filter dropped and how many prompts were drawn for the rollout.
+void add_selection_metrics(Row& row, const DrawnGroups& drawn);
 void add_train_metrics(Row& row, const TrainResult& result, double seconds);
 void add_update_metrics(Row& row, const UpdateTimes& times);
 // `phase`: "rollout", "train" or "update", at whose end the ranks were asked.

@@ -30,6 +30,7 @@
 #include "driver/records.h"
 #include "driver/resume.h"
 #include "driver/rollout.h"
+#include "driver/sampling.h"
 #include "model/hf_config.h"
 #include "rl/advantages.h"
 
@@ -41,7 +42,9 @@ class TrainLoop {
   TrainLoop(Config config, std::optional<Resume> resume)
       : config_(std::move(config)),
         resume_(std::move(resume)),
-        rule_(parse_reward_rule(config_.reward.rm_type)),
+        rewards_(config_),
+        selection_(config_),
+        constant_reward_(config_.reward.constant_reward_steps),
         tokenizer_({.folder = config_.model.hf_checkpoint,
                     .chat_template_path = config_.data.chat_template_path,
                     .log_path = config_.logging.run_dir + "/logs/tokenizer.log"}),
@@ -77,7 +80,7 @@ class TrainLoop {
   void restore_ranks();
   bool all_done() const { return first_ >= *config_.data.num_rollout; }
   bool step(std::int64_t id);
-  std::optional<std::vector<Sample>> make_samples(std::int64_t id);
+  std::optional<DrawnGroups> make_samples(std::int64_t id);
   std::vector<Sample> recorded_samples(std::int64_t id) const;
   std::optional<TrainBatch> make_batch(std::int64_t id, Row& row);
   void train(std::int64_t id, const TrainBatch& batch, Row& row);
@@ -104,7 +107,9 @@ class TrainLoop {
 
   Config config_;
   std::optional<Resume> resume_;
-  RewardRule rule_;
+  RewardMaker rewards_;
+  GroupSelection selection_;
+  ConstantReward constant_reward_;
   TokenizerProcess tokenizer_;
   Progress progress_;
   std::vector<Prompt> prompts_;
@@ -112,6 +117,7 @@ class TrainLoop {
   std::optional<PromptOrder> order_;
   std::vector<std::unique_ptr<Sink>> sinks_;
   std::optional<Fleet> fleet_;
+  std::unique_ptr<FunctionPool> generation_;  // null: the engines' own answers
   std::optional<RolloutMaker> maker_;
   std::int64_t skipped_steps_ = 0;        // in a row, up to the last one
   std::optional<Interrupts> interrupts_;  // while steps run; before, a signal just ends the program
@@ -129,18 +135,19 @@ void TrainLoop::load_data() {
       load_prompts({.path = d.prompt_data,
                     .input_key = d.input_key,
                     .label_key = d.label_key,
-                    .metadata_key = "",
+                    .metadata_key = d.metadata_key,
                     .tool_key = d.tool_key,
                     .apply_chat_template = d.apply_chat_template,
                     .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
-                    .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0)},
+                    .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0),
+                    .skip_bad_rows = d.skip_bad_rows},
                    tokenizer_);
-  check_labels(d.prompt_data, set.prompts, rule_);
+  if (rewards_.rule()) check_labels(d.prompt_data, set.prompts, *rewards_.rule());
   prompts_ = set.prompts;
   if (config_.debug.debug_train_only)
     TD_LOG(info, "recorded rollouts are trained on: nothing is generated, nothing evaluated");
   else
-    evaluation_ = load_evaluation_sets(config_, tokenizer_, rule_);
+    evaluation_ = load_evaluation_sets(config_, tokenizer_, rewards_.rule());
   for (const auto& line : resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
     TD_LOG(info, "{}", line);
   order_.emplace(prompts_.size(), static_cast<std::uint64_t>(d.rollout_seed), d.rollout_shuffle);
@@ -221,6 +228,10 @@ bool TrainLoop::open() {
   const std::string& folder = config_.logging.run_dir;
   const Placement placement = make_placement(
       config_.cluster, {.num_nodes = 1, .gpus_per_node = config_.cluster.num_gpus_per_node});
+  if (!config_.debug.debug_train_only) {
+    rewards_.check();
+    selection_.check();
+  }
   load_data();
   restore_data();
   if (all_done() && config_.checkpoint.save_hf.empty() && !owes_evaluation()) return false;
@@ -243,7 +254,14 @@ bool TrainLoop::open() {
              "--save-hf: {} is the folder of --hf-checkpoint; name another", save_folder());
   }
   fleet_.emplace(config_, placement);
-  maker_.emplace(fleet_->engines(), tokenizer_, progress_, [this] { return interrupted(); });
+  if (!config_.debug.debug_train_only) {
+    std::vector<std::string> addresses;
+    for (const EngineClient* engine : fleet_->engines())
+      addresses.push_back(fmt::format("{}:{}", engine->address().host, engine->address().port));
+    generation_ = make_generation(config_, addresses, fleet_->engines().front()->address().token);
+  }
+  maker_.emplace(fleet_->engines(), tokenizer_, progress_, rewards_, generation_.get(),
+                 [this] { return interrupted(); });
   restore_ranks();
   return true;
 }
@@ -296,44 +314,36 @@ std::vector<Sample> TrainLoop::recorded_samples(std::int64_t id) const {
   return decode_batch(file.bytes(), path).samples;
 }
 
-// Prompts drawn, answered and rewarded; nothing if interrupted.
-std::optional<std::vector<Sample>> TrainLoop::make_samples(std::int64_t id) {
-  std::vector<RolloutItem> items;
-  for (const auto& drawn : order_->next(*config_.rollout.rollout_batch_size))
-    items.push_back({drawn.counter, drawn.index});
-  RolloutSetup setup{.phase = fmt::format("step {} rollout", id + 1),
-                     .samples_per_prompt = config_.rollout.n_samples_per_prompt,
-                     .params = rollout_sampling(config_),
-                     .skip_special_tokens = config_.rollout.rollout_skip_special_tokens,
-                     .mask_truncated = config_.rollout.mask_truncated_samples,
-                     .rule = rule_,
-                     .max_context = config_.rollout.rollout_max_context_len.value_or(0),
-                     .timeout_seconds = config_.engine.request_timeout_seconds};
-  return maker_->run(prompts_, items, setup);
+// Prompts drawn, answered, rewarded and chosen; nothing if interrupted.
+std::optional<DrawnGroups> TrainLoop::make_samples(std::int64_t id) {
+  if (config_.debug.debug_train_only) return DrawnGroups{.samples = recorded_samples(id)};
+  const RolloutSetup setup{.phase = fmt::format("step {} rollout", id + 1),
+                           .samples_per_prompt = config_.rollout.n_samples_per_prompt,
+                           .params = rollout_sampling(config_),
+                           .skip_special_tokens = config_.rollout.rollout_skip_special_tokens,
+                           .mask_truncated = config_.rollout.mask_truncated_samples,
+                           .max_context = config_.rollout.rollout_max_context_len.value_or(0),
+                           .reward_key = {},
+                           .timeout_seconds = config_.engine.request_timeout_seconds};
+  auto drawn = draw_groups(config_, *order_, prompts_, *maker_, setup, selection_);
+  if (!drawn) return std::nullopt;
+  report_failures(drawn->samples, setup.phase, config_.reward.stop_on_reward_failure);
+  if (const auto notice = constant_reward_.step(drawn->samples))
+    TD_LOG(warn, "step {}: {}", id + 1, *notice);
+  return drawn;
 }
 
 // Samples with their advantages.
 std::optional<TrainBatch> TrainLoop::make_batch(std::int64_t id, Row& row) {
   const double start = monotonic_seconds();
-  auto samples = config_.debug.debug_train_only ? recorded_samples(id) : make_samples(id);
-  if (!samples) return std::nullopt;
-  TrainBatch batch{.samples = std::move(*samples), .advantages = {}, .trainer_log_probs = {}};
+  auto drawn = make_samples(id);
+  if (!drawn) return std::nullopt;
+  TrainBatch batch{.samples = std::move(drawn->samples), .advantages = {}, .trainer_log_probs = {}};
   const double generated = monotonic_seconds();
-
-  std::vector<std::uint64_t> prompt_ids;
-  std::vector<double> rewards;
-  for (const Sample& s : batch.samples) {
-    prompt_ids.push_back(s.prompt_id);
-    rewards.push_back(s.reward);
-  }
-  const auto advantages =
-      group_advantages(prompt_ids, rewards,
-                       {.estimator = config_.algorithm.advantage_estimator,
-                        .rewards_normalization = config_.algorithm.rewards_normalization,
-                        .grpo_std_normalization = config_.algorithm.grpo_std_normalization});
-  batch.advantages = advantages.advantages;
+  const GroupAdvantages advantages = set_advantages(batch, config_.algorithm);
   add_rollout_metrics(row, batch.samples, advantages, generated - start,
                       config_.cluster.rollout_num_gpus.value());
+  add_selection_metrics(row, *drawn);
   return batch;
 }
 

@@ -3,12 +3,16 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <random>
 #include <thread>
 
 #include "base/check.h"
+#include "checkpoint/checkpoints.h"
 #include "checkpoint/weights.h"
 #include "trainer/fsdp.h"
 
@@ -459,6 +463,42 @@ TEST(Reference, StandsStillUntilItIsUpdated) {
       EXPECT_EQ(m.grad_norm, third.steps[0].grad_norm);
     }
   }
+}
+
+// A reference that has moved is part of a checkpoint: a trainer that goes on from it computes the
+// same KL, on as many ranks as it likes.
+TEST(Reference, GoesOnFromACheckpoint) {
+  const std::string root =
+      std::filesystem::temp_directory_path() / ("tandem-reference-" + std::to_string(::getpid()));
+  TrainerSetup setup = setup_of();
+  setup.algorithm.use_kl_loss = true;
+  setup.algorithm.kl_loss_coef = 0.1;
+  setup.algorithm.kl_loss_type = KlLossType::k3;
+  setup.algorithm.ref_update_interval = 1;
+  Group one = Group::alone("trainer");
+  Roles roles(0.0);
+  const TrainBatch batch = batch_of(roles, kLengths);
+  FsdpTrainer trainer(setup, roles.actor_role(), roles.reference_role(), one);
+  trainer.train(batch, 9);
+  trainer.update_reference();
+  trainer.train(batch, 9);
+  {
+    CheckpointWriter writer(root, 1);
+    const ShardFile part = trainer.save(writer.folder(), {});
+    writer.commit({.rollout_id = 1, .optimizer_steps = 2, .files = {part}});
+  }
+  const TrainResult unbroken = trainer.train(batch, 9);
+
+  Roles fresh(0.0);
+  FsdpTrainer again(setup, fresh.actor_role(), fresh.reference_role(), one);
+  again.load(checkpoint_folder(root, 1), {});
+  again.publish();
+  const TrainResult resumed = again.train(batch, 9);
+  EXPECT_EQ(resumed.steps[0].means, unbroken.steps[0].means);
+  EXPECT_EQ(resumed.steps[0].grad_norm, unbroken.steps[0].grad_norm);
+  EXPECT_EQ(resumed.rollout_means, unbroken.rollout_means);
+  EXPECT_GT(resumed.steps[0].mean("train/kl_loss"), 0.0);
+  std::filesystem::remove_all(root);
 }
 
 // Case C25 for the reference: its log-probabilities are at the temperature of the rollout.

@@ -1,0 +1,212 @@
+"""Users' functions in whole runs on a tiny model: rewards of every kind and every way to fail, one and
+several turns of generation, filters, a reward server."""
+
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
+TANDEM = BUILD / "tandem"
+MODEL = ROOT / "models/SmolLM2-135M-Instruct"
+CLOCK = ("perf/", "time")
+
+FUNCTIONS = """
+import os, time
+from miles.rollout.filter_hub.base_types import DynamicFilterOutput
+from miles.utils.http_utils import post
+from miles.utils.types import Sample
+
+def by_tokens(args, sample):
+    return float(sum(sample.tokens) % 5)
+
+def fails(args, sample):
+    kind = sample.index % 16
+    if kind == 1:
+        raise RuntimeError("the judge is away")
+    if kind == 2:
+        return None
+    if kind == 3:
+        return float("nan")
+    if kind == 4:
+        os._exit(5)
+    if kind == 5:
+        time.sleep(600)
+    return float(sum(sample.tokens) % 2)
+
+def always(args, sample):
+    raise RuntimeError("nothing works")
+
+def same(args, sample):
+    return 1.0
+
+def of_group(args, samples):
+    return [float(i) for i, _ in enumerate(samples)]
+
+def keep_even(args, samples, **kwargs):
+    even = samples[0].group_index % 2 == 0
+    return DynamicFilterOutput(keep=even, reason=None if even else "odd")
+
+async def one_turn(args, sample, sampling_params):
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    output = await post(url, {"input_ids": sample.tokens, "sampling_params": sampling_params})
+    items = output["meta_info"]["output_token_logprobs"]
+    sample.tokens = sample.tokens + [item[1] for item in items]
+    sample.response, sample.response_length = output["text"], len(items)
+    sample.rollout_log_probs = [item[0] for item in items]
+    sample.update_from_meta_info(args, output["meta_info"])
+    return sample
+
+async def sometimes(args, sample, sampling_params):
+    if sample.index % 4 == 0:
+        raise RuntimeError("the environment fell over")
+    return await one_turn(args, sample, sampling_params)
+"""
+
+
+class Functions(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-functions-"))
+        cls.model = cls.folder / "tiny"
+        subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", cls.model, "--tokenizer", MODEL,
+                        "--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads", "2",
+                        "--intermediate-size", "80"], check=True)
+        (cls.folder / "mine.py").write_text(FUNCTIONS)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def run_tandem(self, name, *more, code=0, rm=("--rm-type", "last-number")):
+        arguments = [TANDEM, "train", "--hf-checkpoint", self.model, "--colocate",
+                     "--prompt-data", f"{ROOT}/examples/addition/train.jsonl@[0:32]",
+                     "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
+                     "--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
+                     "--rollout-max-response-len", "8", "--lr", "1e-3", "--threads-per-rank", "1",
+                     "--run-dir", self.folder / name, *rm, *more]
+        done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, timeout=300, cwd=ROOT,
+                              env={**os.environ, "PYTHONPATH": str(self.folder)})
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def rows(self, name):
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)} for line in lines]
+
+    def rollout(self, name, step):
+        """Tensors and texts of a saved rollout."""
+        data = (self.folder / name / f"rollouts/rollout_{step:07d}.safetensors").read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + size])
+        return json.loads(header["__metadata__"]["samples"]), data
+
+    def test_a_function_equals_the_rule_that_it_spells_out(self):
+        self.run_tandem("rule")
+        self.run_tandem("function", rm=("--custom-rm-path", "examples.addition.functions.reward",
+                                        "--reward-key", "score"))
+        rule, function = self.rows("rule"), self.rows("function")
+        for row in function:
+            self.assertIn("rollout/reward/has_number", row)
+            row.pop("rollout/reward/has_number"), row.pop("rollout/reward/score")
+        self.assertEqual(rule, function)
+
+    def test_a_group_in_one_call(self):
+        self.run_tandem("group", rm=("--custom-rm-path", "mine.of_group", "--group-rm"))
+        self.assertEqual([row["rollout/raw_reward"] for row in self.rows("group")], [1.5, 1.5])
+
+    def test_every_failure_is_its_samples_own_and_the_run_goes_on(self):
+        out = self.run_tandem("fails", "--reward-timeout-seconds", "5", rm=("--custom-rm-path", "mine.fails"))
+        self.assertEqual([row["rollout/failed_samples"] for row in self.rows("fails")], [5, 5])
+        for text in ("the judge is away", "mine.py:", "the reward is None", "the reward is nan",
+                     "exited with code 5", "no result within 5 s"):
+            self.assertIn(text, out)
+        samples, _ = self.rollout("fails", 0)
+        self.assertEqual([s["status"] == "failed" for s in samples[:6]], [False, True, True, True, True, True])
+        self.assertIn("the judge is away", samples[1]["error"])
+
+        out = self.run_tandem("stops", "--stop-on-reward-failure", code=1, rm=("--custom-rm-path", "mine.always"))
+        self.assertIn("nothing works", out)
+        out = self.run_tandem("none", code=1, rm=("--custom-rm-path", "mine.always"))
+        self.assertIn("all 16 samples failed", out)
+        out = self.run_tandem("missing", code=1, rm=("--custom-rm-path", "mine.nowhere"))
+        self.assertIn("no function 'nowhere'", out)
+        self.assertFalse((self.folder / "missing/metrics.jsonl").exists())
+
+    def test_a_constant_reward_is_noticed(self):
+        out = self.run_tandem("constant", "--constant-reward-steps", "2", rm=("--custom-rm-path", "mine.same"))
+        self.assertIn("the reward was 1 for every sample of the last 2 steps", out)
+
+    def test_a_generate_function_of_one_turn_gives_the_engines_own_answers(self):
+        self.run_tandem("own", rm=("--custom-rm-path", "mine.by_tokens"))
+        self.run_tandem("turn", "--custom-generate-function-path", "mine.one_turn",
+                        rm=("--custom-rm-path", "mine.by_tokens"))
+        self.assertEqual(self.rows("own"), self.rows("turn"))
+        self.assertEqual(self.rollout("own", 1)[1], self.rollout("turn", 1)[1])
+
+    def test_several_turns_keep_masks_and_agree_with_the_trainer(self):
+        flags = ("--custom-generate-function-path", "examples.addition.functions.two_tries", "--reward-key", "score")
+        rm = ("--custom-rm-path", "examples.addition.functions.reward")
+        self.run_tandem("turns", *flags, rm=rm)
+        for row in self.rows("turns"):
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            # Two answers of at most 8 tokens; the words between them are in the response, not in the loss.
+            self.assertGreater(row["rollout/response_len/max"], 16)
+            self.assertLessEqual(row["train/loss_tokens"], 16 * 16)
+        self.run_tandem("turns-again", *flags, "--max-running-requests", "3", rm=rm)
+        self.assertEqual(self.rows("turns"), self.rows("turns-again"))
+        self.assertEqual(self.rollout("turns", 1)[1], self.rollout("turns-again", 1)[1])
+
+    def test_a_failed_generation_is_its_samples_own(self):
+        self.run_tandem("sometimes", "--custom-generate-function-path", "mine.sometimes",
+                        rm=("--custom-rm-path", "mine.by_tokens"))
+        self.assertEqual([row["rollout/failed_samples"] for row in self.rows("sometimes")], [4, 4])
+        self.assertIn("the environment fell over", self.rollout("sometimes", 0)[0][0]["error"])
+
+    def test_filters_draw_until_the_rollout_is_full(self):
+        rm = ("--custom-rm-path", "mine.by_tokens")
+        self.run_tandem("built-in", "--dynamic-sampling-filter-path", "check_reward_nonzero_std", rm=rm)
+        for row in self.rows("built-in"):
+            self.assertEqual((row["rollout/zero_std/count"], row["rollout/num_samples"]), (0, 16))
+        self.run_tandem("even", "--dynamic-sampling-filter-path", "mine.keep_even", rm=rm)
+        for row in self.rows("even"):
+            self.assertEqual((row["rollout/num_prompts"], row["rollout/dynamic_filter/drop_odd"]), (8, 4))
+        out = self.run_tandem("never", "--dynamic-sampling-filter-path", "check_reward_nonzero_std", code=1,
+                              rm=("--custom-rm-path", "mine.same"))
+        self.assertIn("zero_std_1.0", out)
+
+    def test_a_reward_server(self):
+        class Server(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.dumps(float(len(payload["response"]) % 3)).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.run_tandem("remote", rm=("--rm-type", "remote_rm", "--rm-url",
+                                      f"http://127.0.0.1:{server.server_address[1]}/judge"))
+        server.shutdown()
+        server.server_close()
+        samples, _ = self.rollout("remote", 0)
+        wanted = sum(len(s["response"]) % 3 for s in samples) / len(samples)
+        self.assertAlmostEqual(self.rows("remote")[0]["rollout/raw_reward"], wanted)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +48,12 @@ void reset_peak_memory() {
   if (!fd) return;
   const ssize_t ignored = ::write(fd.get(), "5", 1);
   static_cast<void>(ignored);
+}
+
+void return_free_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 std::int64_t available_memory_bytes() {

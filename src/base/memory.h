@@ -20,6 +20,10 @@ ProcessMemory process_memory(pid_t pid = 0);
 // ever.
 void reset_peak_memory();
 
+// Gives the heap's free pages back to the system. After work whose blocks were many and large: what
+// is left free between those that stay would not fit the next round's and pile up.
+void return_free_memory();
+
 // What new processes could take now without swapping: MemAvailable, or what the control group
 // leaves of it. 0: not known.
 std::int64_t available_memory_bytes();

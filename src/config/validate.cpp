@@ -382,13 +382,6 @@ void check_output(const Config& config, Faults& faults) {
 
 void check_checkpoint(const Config& config, Faults& faults) {
   const CheckpointConfig& c = config.checkpoint;
-  if (config.algorithm.ref_update_interval && !c.load.empty()) {
-    add(faults,
-        "--ref-update-interval: found {} with --load: a checkpoint does not hold the reference "
-        "that "
-        "moved, so such a run cannot be continued yet; leave one of them out",
-        *config.algorithm.ref_update_interval);
-  }
   if (c.load.empty()) {
     const std::pair<const char*, bool> needing[] = {{"--ckpt-step", c.ckpt_step.has_value()},
                                                     {"--finetune", c.finetune},

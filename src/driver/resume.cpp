@@ -27,6 +27,7 @@ std::string root_of(const std::string& load) {
 Json to_json(const RunState& state) {
   return {{"weight_version", state.weight_version},
           {"prompt_order", state.prompt_order},
+          {"skipped_steps", state.skipped_steps},
           {"prompts_xxh3", state.prompts_xxh3},
           {"run_dir", state.run_dir},
           {"config", state.config}};
@@ -35,6 +36,7 @@ Json to_json(const RunState& state) {
 RunState run_state_from_json(const Json& json, std::string_view where) {
   return {.weight_version = require<std::int64_t>(json, "weight_version", where),
           .prompt_order = require<Json>(json, "prompt_order", where),
+          .skipped_steps = require<std::int64_t>(json, "skipped_steps", where),
           .prompts_xxh3 = require<std::string>(json, "prompts_xxh3", where),
           .run_dir = require<std::string>(json, "run_dir", where),
           .config = require<Json>(json, "config", where)};

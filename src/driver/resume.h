@@ -19,6 +19,7 @@ namespace tandem {
 struct RunState {
   std::int64_t weight_version = 0;  // that the engines served after the step
   Json prompt_order;                // PromptOrder::save(), after the step
+  std::int64_t skipped_steps = 0;   // optimizer steps skipped in a row, up to the last one
   std::string prompts_xxh3;         // of the prompts' ids and labels
   std::string run_dir;              // relative to the folder of checkpoints
   Json config;                      // resolved

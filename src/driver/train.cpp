@@ -159,6 +159,7 @@ void TrainLoop::restore_data() {
   if (resume_ && !config_.checkpoint.finetune) {
     order_->restore(resume_->run.prompt_order, resume_->folder + "/state.json");
     done_ = saved_ = resume_->rollout_id();
+    skipped_steps_ = resume_->run.skipped_steps;
     first_ = done_ + 1;
   }
   order_after_step_ = order_->save();
@@ -273,7 +274,7 @@ void TrainLoop::restore_ranks() {
   const double start = monotonic_seconds();
   const CheckpointConfig& c = config_.checkpoint;
   restoring_ = true;
-  fleet_->trainer().load(resume_->folder, c.load_optim && !c.finetune, control());
+  fleet_->trainer().load(resume_->folder, c.load_optim && !c.finetune, !c.finetune, control());
   restoring_ = false;
   if (!c.finetune) fleet_->set_weight_version(resume_->run.weight_version - 1);
   TD_LOG(info, "{}: {} loaded in {}", resume_->folder,
@@ -413,6 +414,7 @@ std::unique_ptr<TrainLoop::Parts> TrainLoop::write_parts(std::int64_t id) {
   const RunState run{
       .weight_version = fleet_->weight_version(),
       .prompt_order = order_after_step_,
+      .skipped_steps = skipped_steps_,
       .prompts_xxh3 = prompts_xxh3(prompts_),
       .run_dir = fs::absolute(config_.logging.run_dir).lexically_normal().lexically_relative(root),
       .config = to_json(config_)};

@@ -77,7 +77,8 @@ void TrainerClient::update_reference(Deadline deadline) {
 
 SavedParts TrainerClient::save(const std::string& folder, bool optimizer, Deadline deadline) {
   const std::string path = "/trainer/save";
-  const std::string body = dump_json(Json{{"folder", folder}, {"optimizer", optimizer}});
+  const std::string body =
+      dump_json(Json{{"folder", folder}, {"optimizer", optimizer}, {"reference", true}});
   const auto bodies = http::call_all(fetcher_, calls(path, body, "application/json"), deadline);
   SavedParts parts;
   for (std::size_t i = 0; i < bodies.size(); ++i) {
@@ -89,8 +90,10 @@ SavedParts TrainerClient::save(const std::string& folder, bool optimizer, Deadli
   return parts;
 }
 
-void TrainerClient::load(const std::string& folder, bool optimizer, Deadline deadline) {
-  answer("/trainer/load", dump_json(Json{{"folder", folder}, {"optimizer", optimizer}}), deadline);
+void TrainerClient::load(const std::string& folder, bool optimizer, bool reference,
+                         Deadline deadline) {
+  const Json body{{"folder", folder}, {"optimizer", optimizer}, {"reference", reference}};
+  answer("/trainer/load", dump_json(body), deadline);
   answer("/trainer/publish", "{}", deadline);
 }
 

@@ -36,9 +36,9 @@ class TrainerClient {
   // The present weights become the reference's.
   void update_reference(Deadline deadline);
   // Has the ranks write their parts of a checkpoint into the folder, or take their state from one
-  // and bring the weights into their arenas. `optimizer`: its state goes along.
+  // and bring the weights into their arenas. `optimizer`, `reference`: their state goes along.
   SavedParts save(const std::string& folder, bool optimizer, Deadline deadline);
-  void load(const std::string& folder, bool optimizer, Deadline deadline);
+  void load(const std::string& folder, bool optimizer, bool reference, Deadline deadline);
   // Writes the present weights as a Hugging Face folder on the rank's file system.
   void save_hf(const std::string& folder, Deadline deadline);
 

@@ -69,6 +69,7 @@ class FsdpTrainer final : public Trainer {
               TokenMeans& means) const;
   void record_mismatch(const StepInput& input, std::int64_t sample,
                        const MismatchCorrection& correction, TokenMeans& means) const;
+  bool reference_moves() const;
   bool measures_mismatch() const;
   bool measures_rollout_entropy(const StepInput& input) const;
   TokenWeights token_weights(const TrainBatch& batch,

@@ -1,6 +1,6 @@
-// FsdpTrainer's state to disk and back: the rank's range of master weights and moments as pieces of
-// Hugging Face tensors, so that a checkpoint does not remember how many ranks wrote it. Nothing
-// here is collective, so a rank that fails leaves none waiting.
+// FsdpTrainer's state to disk and back: the rank's range of master weights, moments and a reference
+// that moves, as pieces of Hugging Face tensors, so that a checkpoint does not remember how many
+// ranks wrote it. Nothing here is collective, so a rank that fails leaves none waiting.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,6 +14,7 @@ namespace tandem {
 namespace {
 
 constexpr std::int64_t kElementsAtOnce = 4 << 20;
+const std::string kReference = "reference.";
 
 struct Part {
   std::string prefix;  // of the tensor's name
@@ -29,7 +30,39 @@ std::vector<Part> parts_of(ShardedAdamW& optimizer, bool with_moments) {
   return parts;
 }
 
+// Elements [begin, begin + out.size()) of an entry, counted row-major from its first row here.
+void read_elements(const Arena& arena, const ArenaEntry& e, std::int64_t begin,
+                   std::span<float> out) {
+  const std::int64_t cols = arena.layout().storages[e.storage].cols;
+  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+  const std::int64_t row = begin / cols, rows = (end + cols - 1) / cols - row;
+  std::vector<float> whole(static_cast<std::size_t>(rows * cols));
+  arena.read_rows(e, row, rows, whole.data());
+  std::copy_n(whole.begin() + (begin - row * cols), out.size(), out.begin());
+}
+
+void load_reference(const ShardReader& reader, Arena& arena) {
+  std::vector<float> values;
+  for (const ArenaEntry& e : arena.layout().entries) {
+    const std::int64_t cols = arena.layout().storages[e.storage].cols;
+    const std::int64_t step =
+        std::max<std::int64_t>(kPanel, kElementsAtOnce / cols / kPanel * kPanel);
+    for (std::int64_t row = 0; row < e.rows; row += step) {
+      const std::int64_t rows = std::min(step, e.rows - row);
+      values.resize(static_cast<std::size_t>(rows * cols));
+      reader.read(kReference + e.hf_name, e.hf_shape, (e.global_row + row) * cols, values);
+      arena.write_rows(e, row, rows, values.data());
+    }
+  }
+  arena.set_version(arena.version() + 1);
+}
+
 }  // namespace
+
+// Whether the reference is state: it becomes the present model now and then.
+bool FsdpTrainer::reference_moves() const {
+  return reference_ && setup_.algorithm.ref_update_interval.has_value();
+}
 
 void FsdpTrainer::save_hf(const std::string& target) {
   std::vector<float> flat(static_cast<std::size_t>(weights_.arena.layout().flat_elements));
@@ -43,18 +76,25 @@ void FsdpTrainer::save_hf(const std::string& target) {
 ShardFile FsdpTrainer::save(const std::string& folder, const SaveOptions& options) {
   const auto flat = flat_pieces(weights_.arena.layout(), optimizer_.begin(), optimizer_.end());
   const auto parts = parts_of(optimizer_, options.optimizer);
+  std::vector<std::string> prefixes;
+  for (const Part& part : parts) prefixes.push_back(part.prefix);
+  if (options.reference && reference_moves()) prefixes.emplace_back(kReference);
   std::vector<ShardPiece> pieces;
-  for (const Part& part : parts)
+  for (const std::string& prefix : prefixes)
     for (const FlatPiece& p : flat)
-      pieces.push_back({.name = part.prefix + p.entry->hf_name,
+      pieces.push_back({.name = prefix + p.entry->hf_name,
                         .shape = p.entry->hf_shape,
                         .offset = p.offset,
                         .elements = p.elements});
   return write_shard(folder, group_.rank(), group_.size(), pieces,
                      [&](std::size_t piece, std::int64_t begin, std::span<float> out) {
                        const FlatPiece& p = flat[piece % flat.size()];
-                       parts[piece / flat.size()].values->read(p.begin - optimizer_.begin() + begin,
-                                                               out);
+                       const std::size_t part = piece / flat.size();
+                       if (part < parts.size())
+                         parts[part].values->read(p.begin - optimizer_.begin() + begin, out);
+                       else
+                         read_elements(reference_->arena(), *p.entry,
+                                       p.begin - p.entry->flat_begin + begin, out);
                      });
 }
 
@@ -78,6 +118,11 @@ void FsdpTrainer::load(const std::string& folder, const SaveOptions& options) {
       }
     }
   optimizer_.set_steps(options.optimizer ? state.optimizer_steps : 0);
+  // Every rank holds the whole reference. A checkpoint without it is of a run whose reference
+  // stayed what --ref-load names.
+  if (options.reference && reference_moves() &&
+      reader.has(kReference + weights_.arena.layout().entries.front().hf_name))
+    load_reference(reader, reference_->arena());
 }
 
 }  // namespace tandem

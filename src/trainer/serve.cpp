@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/memory.h"
 
 namespace tandem {
 namespace {
@@ -19,7 +20,7 @@ void post_answer(const PostWork& post, http::Respond respond, std::function<Json
   });
 }
 
-// The body of save and load: {"folder": path, "optimizer": whether its state goes along}.
+// The body of save and load: {"folder": path, "optimizer", "reference": whether they go along}.
 struct SaveCall {
   std::string folder;
   SaveOptions options;
@@ -27,7 +28,8 @@ struct SaveCall {
 SaveCall read_save_call(const std::string& body) {
   const Json json = parse_json(body, "request body");
   return {.folder = require<std::string>(json, "folder", "request body"),
-          .options = {.optimizer = require<bool>(json, "optimizer", "request body")}};
+          .options = {.optimizer = require<bool>(json, "optimizer", "request body"),
+                      .reference = require<bool>(json, "reference", "request body")}};
 }
 
 std::int64_t total_steps(const std::string& query) {
@@ -51,6 +53,7 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer) {
                    const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
                    const TrainResult result = trainer.train(batch, steps);
                    trainer.progress.last_write = monotonic_seconds();
+                   return_free_memory();  // activations; the engine is next
                    return to_json(result);
                  });
                });

@@ -29,6 +29,7 @@ struct TrainProgress {
 // What of the trainer's state goes into a checkpoint, or is taken from one.
 struct SaveOptions {
   bool optimizer = true;  // false: the weights alone, the optimizer begins anew
+  bool reference = true;  // where it moves (--ref-update-interval): its weights too
 };
 
 class Trainer {

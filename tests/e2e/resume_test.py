@@ -31,6 +31,8 @@ class Resume(TinyRun):
             "--eval-prompt-data", "addition", f"{ROOT}/examples/addition/eval.jsonl@[0:4]",
             "--eval-interval", "3", "--num-rollout", STEPS, "--lr-decay-style", "cosine",
             "--lr-warmup-iters", "3", "--use-tensorboard",
+            # A reference that moves between two checkpoints.
+            "--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3", "--ref-update-interval", "5",
             "--save", folder / "checkpoints", "--load", folder / "checkpoints", "--save-interval", "2",
             "--save-keep-last", "2", "--save-hf", folder / "model", *more]
 

@@ -112,7 +112,7 @@ class TinyRun(unittest.TestCase):
         return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)}
                 for line in self.lines(name)]
 
-    def wait_for_rows(self, name, count, process=None, seconds=60):
+    def wait_for_rows(self, name, count, process=None, seconds=240):
         reached = wait_until(lambda: len(self.lines(name)) >= count
                              or (process is not None and process.poll() is not None), seconds)
         self.assertTrue(reached, f"{name}: no {count} rows within {seconds} s")

@@ -35,6 +35,7 @@ class ResumeTest : public ::testing::Test {
     CheckpointWriter writer(root, id);
     const RunState run{.weight_version = id + 2,
                        .prompt_order = {{"num_drawn", 4}},
+                       .skipped_steps = 2,
                        .prompts_xxh3 = "0",
                        .run_dir = "..",
                        .config = to_json(Config{})};

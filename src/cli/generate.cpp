@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/texts.h"
@@ -57,6 +58,10 @@ int command_generate(const std::vector<std::string>& words) {
   for (const auto& note : parsed->notes) TD_LOG(info, "{}", note);
   TD_LOG(info, "{}", start_compute(config.compute));
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
+  const bool has_tokenizer = file_exists(config.model.hf_checkpoint + "/tokenizer.json");
+  if (!has_tokenizer)
+    TD_LOG(info, "{}: no tokenizer.json; answers are ids, their text stays empty",
+           config.model.hf_checkpoint);
   const auto prompts = config.input.empty()
                            ? tokenize_prompts(config.prompt, config.apply_chat_template, tokenizer)
                            : read_token_rows(config.input, tokenizer);
@@ -90,7 +95,9 @@ int command_generate(const std::vector<std::string>& words) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     std::vector<std::vector<TokenId>> ids;
     for (const SampleResult& s : results[i].samples) ids.push_back(s.output_ids);
-    const auto texts = tokenizer.decode(ids);
+    // A folder without tokenizer still answers rows of ids with ids.
+    const auto texts =
+        has_tokenizer ? tokenizer.decode(ids) : std::vector<TokenizedRow>(ids.size());
     for (std::size_t j = 0; j < ids.size(); ++j) {
       TD_CHECK(texts[j].ok(), "answer {} of prompt {}: {}", j + 1, i + 1, texts[j].error);
       tokens += static_cast<std::int64_t>(ids[j].size());

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/check.h"
@@ -22,10 +23,8 @@ AttentionShape shape_of(const ModelConfig& c, std::int64_t tp_size) {
           .window = 0};
 }
 
-RopeTable rope_table(const RopeConfig& rope, const ModelConfig& config,
-                     std::int64_t longest_sequence, at::Device device) {
-  const std::int64_t positions = config.max_position_embeddings;
-  const auto freq = inv_freq(rope, config.head_dim, longest_sequence);
+RopeTable rope_table(const RopeConfig& rope, const std::vector<float>& freq, std::int64_t positions,
+                     at::Device device) {
   const auto half = static_cast<std::int64_t>(freq.size());
   const auto f32 = at::dtype(at::kFloat);
   RopeTable table{.cos = at::empty({positions, half}, f32),
@@ -89,14 +88,25 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
   // Hugging Face keeps this factor in the weights' type.
   embedding_scale_ =
       at::scalar_tensor(config.embedding_scale, at::dtype(scalar_type(element()))).item<double>();
-  set_longest_sequence(config.max_position_embeddings);
+  longest_sequence_ = config.max_position_embeddings;
+  // A GPU's captured steps hold the tables' addresses, so there they are whole from the start.
+  make_ropes(place() == Place::cpu ? 1 : config.max_position_embeddings);
 }
 
 void Model::set_longest_sequence(std::int64_t tokens) {
-  if (!ropes_.empty() && !config_.has_longrope()) return;
+  longest_sequence_ = tokens;
+  if (config_.has_longrope()) make_ropes(rope_positions_);
+}
+
+void Model::make_ropes(std::int64_t positions) {
+  constexpr std::uint64_t kLeast = 4096;
+  const auto rounded = static_cast<std::int64_t>(
+      std::bit_ceil(std::max(static_cast<std::uint64_t>(positions), kLeast)));
+  rope_positions_ = std::min(rounded, config_.max_position_embeddings);
   ropes_.clear();
   for (const RopeConfig& rope : config_.ropes)
-    ropes_.push_back(rope_table(rope, config_, tokens, device_of(place())));
+    ropes_.push_back(rope_table(rope, inv_freq(rope, config_.head_dim, longest_sequence_),
+                                rope_positions_, device_of(place())));
 }
 
 const WeightView* Model::view(const std::string& name) {
@@ -240,8 +250,7 @@ struct Model::Recomputed : torch::autograd::Function<Model::Recomputed> {
   }
 };
 
-at::Tensor Model::run_recomputed(LayerRange range, const Residual& r,
-                                 const at::Tensor& positions) {
+at::Tensor Model::run_recomputed(LayerRange range, const Residual& r, const at::Tensor& positions) {
   const at::Tensor x = r.delta.defined() ? r.x + r.delta : r.x;
   return Recomputed::apply(x, positions, this, range.begin, range.end);
 }
@@ -256,6 +265,10 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
          .writes = context.writes.data(),
          .num_writes = static_cast<std::int64_t>(context.writes.size()),
          .rows = static_cast<std::int64_t>(tokens.size())}));
+  if (place() == Place::cpu && !positions.empty())
+    if (const auto last = *std::max_element(positions.begin(), positions.end());
+        last >= rope_positions_)
+      make_ropes(last + 1);
   return run_layers(embed(tokens),
                     ids_tensor("position", positions, config_.max_position_embeddings, place()),
                     context);

@@ -79,6 +79,7 @@ class Model {
   };
   const WeightView* view(const std::string& name);       // Error if there is none
   const WeightView* find_view(const std::string& name);  // null if there is none
+  void make_ropes(std::int64_t positions);               // at least so many
   at::Tensor embed(std::span<const TokenId> tokens);
   at::Tensor norm(const at::Tensor& x, const WeightView* weight);
   at::Tensor norm_queries_and_keys(const Layer& layer, const at::Tensor& qkv);
@@ -105,6 +106,10 @@ class Model {
   const WeightView *embed_ = nullptr, *norm_ = nullptr, *head_ = nullptr;
   float perturbation_ = 0.0f;
   double embedding_scale_ = 1.0;
+  std::int64_t longest_sequence_ = 0;
+  // Tables of the first rope_positions_ positions: on the CPU they grow with the positions that
+  // come, since a context of 131,072 would fill hundreds of MB that few runs read.
+  std::int64_t rope_positions_ = 0;
   std::vector<RopeTable> ropes_;
 };
 

@@ -118,7 +118,9 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
   return out;
 }
 
-bool is_recomputable_buffer(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+bool is_recomputable_buffer(std::string_view name) {
+  return name.ends_with("rotary_emb.inv_freq") || name.ends_with("rotary_emb_local.inv_freq");
+}
 
 bool is_extra_layer(const ModelConfig& config, std::string_view name) {
   constexpr std::string_view kPrefix = "model.layers.";

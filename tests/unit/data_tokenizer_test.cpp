@@ -185,6 +185,25 @@ TEST_F(TokenizerTest, PromptsAreTemplatedTokenisedAndFiltered) {
       << text;
 }
 
+// Case C42: 502 tokens by the template, 558 with the row's tools; the limit counts the latter.
+TEST_F(TokenizerTest, TheLimitCountsTemplateAndTools) {
+  TokenizerProcess tokenizer(options());
+  std::string prompt = "hello", tool = "w";
+  for (int i = 1; i < 500; ++i) prompt += " hello";
+  for (int i = 1; i < 56; ++i) tool += " w";
+  PromptFileOptions file;
+  file.apply_chat_template = true;
+  file.path = write("rows.jsonl", fmt::format("{{\"input\":\"{0}\"}}\n{{\"input\":\"{0}\","
+                                              "\"tools\":[{{\"d\":\"{1}\"}}]}}\n",
+                                              prompt, tool));
+  file.max_prompt_tokens = 512;
+  const PromptSet set = load_prompts(file, tokenizer);
+  EXPECT_EQ(set.summary(), "1 prompts (2 rows read, 0 bad, 1 over 512 tokens)");
+  EXPECT_EQ(set.prompts[0].ids.size(), 502u);
+  file.max_prompt_tokens = 558;
+  EXPECT_EQ(load_prompts(file, tokenizer).prompts[1].ids.size(), 558u);
+}
+
 TEST_F(TokenizerTest, PlainPromptsAndTemplateFaults) {
   TokenizerProcess tokenizer(options());
   PromptFileOptions file;

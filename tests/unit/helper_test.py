@@ -164,6 +164,34 @@ class Process(unittest.TestCase):
             self.assertEqual(bare[0]["text"], text.replace("<|im_end|>", ""))
             self.assertEqual(helper.close(), 0)
 
+    def test_text_after_an_added_token_gets_no_space_of_its_own(self):
+        """Case C45: a converted SentencePiece model whose file puts the prefix space before every stretch of
+        text; "user" after an added token is 5, as at the end of a word, not 6, which is " user"."""
+        vocab = {"<unk>": 0, "<s>": 1, "u": 2, "se": 3, "r": 4, "user": 5, "▁user": 6, "▁": 7, "s": 8, "e": 9,
+                 "use": 10, "<0x0A>": 11}
+        merges = ["s e", "u se", "use r", "▁ user"]
+        file = {
+            "version": "1.0", "truncation": None, "padding": None, "pre_tokenizer": None, "post_processor": None,
+            "decoder": None,
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "added_tokens": [{"id": 12, "content": "<|im_start|>", "special": False, "normalized": False,
+                              "single_word": False, "lstrip": False, "rstrip": False}],
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges, "unk_token": "<unk>", "fuse_unk": True,
+                      "byte_fallback": True},
+        }
+        for legacy, wanted in [(False, [12, 5]), (True, [12, 6])]:
+            folder = Path(self.temporary.name) / f"legacy-{legacy}"
+            folder.mkdir()
+            (folder / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+            (folder / "config.json").write_text('{"model_type": "llama"}')
+            (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizerFast", "legacy": legacy}))
+            with Helper("--folder", str(folder)) as helper:
+                rows = helper.call({"call": "encode", "texts": ["<|im_start|>user", "user"]})["rows"]
+                self.assertEqual(rows[0]["ids"], wanted)
+                self.assertEqual(rows[1]["ids"], [6])
+
     def test_template_rows_fail_alone(self):
         with Helper("--folder", str(self.folder)) as helper:
             request = {

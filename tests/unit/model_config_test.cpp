@@ -266,6 +266,7 @@ TEST(ExpectedTensors, CoverTheFamily) {
     }
   }
   EXPECT_TRUE(is_recomputable_buffer("model.layers.0.self_attn.rotary_emb.inv_freq"));
+  EXPECT_TRUE(is_recomputable_buffer("model.rotary_emb_local.inv_freq"));
   EXPECT_FALSE(is_recomputable_buffer("model.norm.weight"));
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "base/check.h"
@@ -116,6 +117,48 @@ TEST(TensorParallel, TwoRanksGiveTheLogitsOfOne) {
       EXPECT_EQ(0, std::memcmp(one.data(), two[0].data(), one.size() * 4));
       EXPECT_EQ(two[0], two[1]);
     }
+}
+
+// Rotary tables grow while sequences do: 4,200 positions in one call, and in two with the border of
+// the first tables between them.
+TEST(Model, TablesThatGrowChangeNoBit) {
+  ModelConfig config = tiny(true);
+  config.max_position_embeddings = 16384;
+  for (LayerConfig& layer : config.layers) layer.window = 5;
+  constexpr std::int64_t kTokens = 4200;
+  std::vector<std::int32_t> blocks(kTokens / 16 + 1);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const auto run = [&](std::vector<std::int64_t> cuts) {
+    Arena arena(make_arena_layout(config, Element::f32));
+    fill(arena);
+    Model model(config, arena, nullptr, nullptr);
+    KvPool pool(model.attention_shape(), Element::f32, config.num_layers,
+                static_cast<std::int64_t>(blocks.size()), Place::cpu);
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor hidden;
+    std::int64_t begin = 0;
+    for (const std::int64_t end : cuts) {
+      AttentionContext context{.pool = &pool, .segments = {}, .writes = {}, .plan = {}};
+      context.segments.push_back({.row_begin = 0,
+                                  .num_rows = end - begin,
+                                  .position_begin = begin,
+                                  .blocks = blocks.data(),
+                                  .num_blocks = static_cast<std::int64_t>(blocks.size())});
+      std::vector<TokenId> tokens;
+      std::vector<std::int32_t> positions;
+      for (std::int64_t p = begin; p < end; ++p) {
+        tokens.push_back(static_cast<TokenId>(p * 7 % config.vocab_size));
+        positions.push_back(static_cast<std::int32_t>(p));
+        context.writes.push_back({p - begin, p});
+      }
+      hidden = model.forward(tokens, positions, context);
+      begin = end;
+    }
+    const auto last = hidden[hidden.size(0) - 1].contiguous();
+    return std::vector<float>(last.data_ptr<float>(), last.data_ptr<float>() + last.numel());
+  };
+  EXPECT_EQ(run({kTokens}), run({4000, kTokens}));
+  EXPECT_EQ(run({kTokens}), run({4095, 4097, kTokens}));
 }
 
 TEST(Arena, FusedStoragesHoldEachTensorInItsPlace) {

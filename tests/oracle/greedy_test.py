@@ -1,0 +1,84 @@
+"""`tandem generate` on SmolLM2 in float32 against transformers' greedy generation: 20 prompts, 64 tokens
+each, equal. The prompts were chosen so that the two likeliest tokens never come nearer than 1e-3 in
+their logits: below that two programs that both round correctly may differ, and a test would be luck."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
+MODEL = ROOT / "models/SmolLM2-135M-Instruct"
+TOKENS = 64
+LEAST_MARGIN = 1e-3
+TEXTS = [
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a small village by the sea,",
+    "The three laws of motion are",
+    "import numpy as np\n\nx = np.linspace(0, 1, 11)\n",
+    "Ingredients: two eggs, 200 g of flour,",
+    "The quick brown fox jumps over",
+    "In 1969, the first",
+    "A prime number is a",
+    "Dear Sir or Madam,",
+    "SELECT name, age FROM",
+]
+QUESTIONS = [
+    "What is 7 + 5? Reply with the number only.",
+    "Name three primes above 100.",
+    "Why is the sky blue?",
+    "Write a haiku about rain.",
+    "Translate 'good morning' to French.",
+    "List the planets of the solar system.",
+    "What does an operating system do?",
+    "Give me a recipe for pancakes.",
+]
+
+
+class Greedy(unittest.TestCase):
+    def test_twenty_prompts_of_64_tokens(self):
+        torch.set_num_threads(2)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+        prompts = TEXTS + [
+            tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True)
+            for q in QUESTIONS
+        ]
+        self.assertEqual(len(prompts), 20)
+        ids = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.write("".join(json.dumps({"input_ids": row}) + "\n" for row in ids))
+            file.flush()
+            done = subprocess.run(
+                [str(BUILD / "tandem"), "generate", "--hf-checkpoint", str(MODEL), "--input", file.name,
+                 "--dtype", "float32", "--temperature", "0", "--max-new-tokens", str(TOKENS), "--ignore-eos"],
+                capture_output=True, text=True, timeout=900, cwd=ROOT)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager")
+        settings = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=TOKENS, eos_token_id=None, pad_token_id=0,
+            output_logits=True, return_dict_in_generate=True)
+        for prompt, row, theirs in zip(ids, rows, ids, strict=True):
+            self.assertEqual(row["input_ids"], prompt)
+            found = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                                   generation_config=settings)
+            theirs = found.sequences[0, len(prompt):].tolist()
+            best = torch.cat(found.logits).topk(2, dim=-1).values
+            margin = float((best[:, 0] - best[:, 1]).min())
+            with self.subTest(prompt=tokenizer.decode(prompt), margin=margin):
+                self.assertEqual(len(theirs), TOKENS)
+                self.assertEqual(row["output_ids"], theirs)
+                self.assertGreater(margin, LEAST_MARGIN)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

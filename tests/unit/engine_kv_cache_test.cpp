@@ -61,6 +61,68 @@ TEST(KvCache, FindFaultSeesForgottenAndForeignBlocks) {
   EXPECT_NE(cache.find_fault(broken_tables), "");
 }
 
+std::vector<TokenId> block_of(TokenId first) { return {first, first + 1, first + 2, first + 3}; }
+
+TEST(KvCache, KnownBlocksOutliveTheirLastReference) {
+  KvCache cache(3, 4);
+  std::vector<BlockCopy> copies;
+  BlockTable first;
+  cache.prepare_write(first, 0, 8, copies);
+  EXPECT_TRUE(cache.remember(first, 0, block_of(10), false));
+  EXPECT_TRUE(cache.remember(first, 1, block_of(20), false));
+  const BlockTable was = first;
+  cache.release(first);
+  EXPECT_EQ(cache.num_free(), 3) << "what is only known counts as free";
+  BlockTable second;
+  EXPECT_FALSE(cache.take(second, block_of(20))) << "that block follows another";
+  EXPECT_TRUE(cache.take(second, block_of(10)));
+  EXPECT_TRUE(cache.take(second, block_of(20)));
+  EXPECT_FALSE(cache.take(second, block_of(20)));
+  EXPECT_EQ(second, was);
+  EXPECT_EQ(cache.num_free(), 1);
+  const BlockTable* tables[] = {&second};
+  EXPECT_EQ(cache.find_fault(tables), "");
+  cache.release(second);
+
+  // A new sequence takes the block that was never known first, then the follower, then its parent.
+  BlockTable third;
+  cache.prepare_write(third, 0, 8, copies);
+  EXPECT_NE(third[0], was[0]);
+  EXPECT_EQ(third[1], was[1]);
+  BlockTable fourth;
+  EXPECT_TRUE(cache.take(fourth, block_of(10)));
+  cache.forget();
+  EXPECT_EQ(cache.num_cached(), 0);
+  BlockTable none;
+  EXPECT_FALSE(cache.take(none, block_of(10)));
+  const BlockTable* both[] = {&third, &fourth};
+  EXPECT_EQ(cache.find_fault(both), "") << "held blocks stay held";
+  cache.release(fourth);
+  cache.release(third);
+  EXPECT_EQ(cache.num_free(), 3);
+}
+
+TEST(KvCache, OneBlockIsKeptOfTwoThatHoldTheSame) {
+  KvCache cache(8, 4);
+  std::vector<BlockCopy> copies;
+  BlockTable a, b;
+  cache.prepare_write(a, 0, 8, copies);
+  cache.prepare_write(b, 0, 8, copies);
+  EXPECT_TRUE(cache.remember(a, 0, block_of(1), false));
+  EXPECT_FALSE(cache.remember(b, 0, block_of(1), false)) << "known already, and not to be replaced";
+  EXPECT_NE(a[0], b[0]);
+  EXPECT_TRUE(cache.remember(b, 0, block_of(1), true));
+  EXPECT_EQ(a[0], b[0]);
+  EXPECT_EQ(cache.num_free(), 5);
+  EXPECT_TRUE(cache.remember(b, 1, block_of(5), true)) << "its chain goes on through the other's";
+  EXPECT_TRUE(cache.remember(b, 1, block_of(5), false)) << "the known block is its own";
+  const BlockTable* tables[] = {&a, &b};
+  EXPECT_EQ(cache.find_fault(tables), "");
+  cache.release(a);
+  cache.release(b);
+  EXPECT_EQ(cache.num_free(), 8);
+}
+
 TEST(KvCache, KeepsItsCountsUnderRandomLoad) {
   KvCache cache(50, 4);
   std::mt19937_64 random(5);

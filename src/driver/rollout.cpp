@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "data/batch.h"
 
 namespace tandem {
 namespace {

@@ -60,7 +60,10 @@ std::vector<GroupVerdict> GroupSelection::judge(
   if (!pool_) {
     std::vector<JudgedSample> judged;
     for (const Sample& s : samples)
-      judged.push_back({s.prompt_id, judged_value(s, reward_key_), is_finished(s)});
+      judged.push_back({.prompt_id = s.prompt_id,
+                        .value = judged_value(s, reward_key_),
+                        .finished = is_finished(s),
+                        .has_value = s.status != SampleStatus::failed});
     return judge_groups(judged, filter_);
   }
   std::map<std::uint64_t, std::vector<std::string>> groups;
@@ -79,9 +82,9 @@ std::vector<GroupVerdict> GroupSelection::judge(
   return verdicts;
 }
 
-DrawnGroups draw_groups(const Config& config, PromptOrder& order,
-                        const std::vector<Prompt>& prompts, RolloutMaker& maker,
-                        const RolloutSetup& setup, GroupSelection& selection) {
+std::optional<DrawnGroups> draw_groups(const Config& config, PromptOrder& order,
+                                       const std::vector<Prompt>& prompts, RolloutMaker& maker,
+                                       const RolloutSetup& setup, GroupSelection& selection) {
   const std::int64_t wanted = config.rollout.rollout_batch_size.value();
   const std::int64_t at_once = config.rollout.over_sampling_batch_size.value_or(wanted);
   DrawnGroups out;
@@ -102,6 +105,7 @@ DrawnGroups draw_groups(const Config& config, PromptOrder& order,
     auto made = maker.run(prompts, items, setup);
     if (!made) return std::nullopt;
     std::vector<Sample>& samples = *made;
+    report_failures(samples, setup.phase, config.reward.stop_on_reward_failure);
     if (!selection.active())
       return DrawnGroups{.samples = std::move(samples), .num_drawn = out.num_drawn};
     std::set<std::uint64_t> dropped;

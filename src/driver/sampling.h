@@ -43,11 +43,12 @@ class GroupSelection {
 
 // Without a filter one draw of rollout_batch_size prompts. With one, further draws of
 // over_sampling_batch_size until that many groups are kept; those kept beyond it are dropped by
-// number, so the same seed gives the same batch. Nothing if the maker was stopped. Error when as
-// many prompts as the file has were drawn and the rollout is still not full.
-DrawnGroups draw_groups(const Config& config, PromptOrder& order,
-                        const std::vector<Prompt>& prompts, RolloutMaker& maker,
-                        const RolloutSetup& setup, GroupSelection& selection);
+// number, so the same seed gives the same batch. Failed samples are reported, those of dropped
+// groups too. Nothing if the maker was stopped. Error when as many prompts as the file has were
+// drawn and the rollout is still not full.
+std::optional<DrawnGroups> draw_groups(const Config& config, PromptOrder& order,
+                                       const std::vector<Prompt>& prompts, RolloutMaker& maker,
+                                       const RolloutSetup& setup, GroupSelection& selection);
 
 // Advantages of a batch, by group. A failed sample gets the advantage 0 and no loss token and does
 // not count in its group's mean. Error if no sample has a reward.

@@ -328,7 +328,6 @@ std::optional<DrawnGroups> TrainLoop::make_samples(std::int64_t id) {
                            .timeout_seconds = config_.engine.request_timeout_seconds};
   auto drawn = draw_groups(config_, *order_, prompts_, *maker_, setup, selection_);
   if (!drawn) return std::nullopt;
-  report_failures(drawn->samples, setup.phase, config_.reward.stop_on_reward_failure);
   if (const auto notice = constant_reward_.step(drawn->samples))
     TD_LOG(warn, "step {}: {}", id + 1, *notice);
   return drawn;

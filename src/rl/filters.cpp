@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <unordered_map>
 
 namespace tandem {
@@ -18,8 +19,10 @@ std::optional<GroupFilter> parse_group_filter(std::string_view path) {
 
 std::vector<GroupVerdict> judge_groups(std::span<const JudgedSample> samples, GroupFilter filter) {
   struct Group {
-    double lowest = 0, highest = 0;
+    double lowest = std::numeric_limits<double>::infinity(), highest = -lowest;
     bool finished = true;
+    bool spreads() const { return lowest < highest; }
+    bool has_value() const { return lowest <= highest; }
   };
   std::vector<GroupVerdict> verdicts;
   std::vector<Group> groups;
@@ -27,18 +30,21 @@ std::vector<GroupVerdict> judge_groups(std::span<const JudgedSample> samples, Gr
   for (const JudgedSample& s : samples) {
     const auto [found, is_new] = place.try_emplace(s.prompt_id, groups.size());
     if (is_new) {
-      groups.push_back({.lowest = s.value, .highest = s.value});
+      groups.emplace_back();
       verdicts.push_back({.prompt_id = s.prompt_id, .keep = true, .reason = {}});
     }
     Group& group = groups[found->second];
-    group.lowest = std::min(group.lowest, s.value);
-    group.highest = std::max(group.highest, s.value);
+    if (s.has_value) {
+      group.lowest = std::min(group.lowest, s.value);
+      group.highest = std::max(group.highest, s.value);
+    }
     group.finished = group.finished && s.finished;
   }
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    if (filter == GroupFilter::reward_nonzero_std && groups[i].lowest == groups[i].highest)
-      verdicts[i] = {verdicts[i].prompt_id, false,
-                     fmt::format("zero_std_{:.1f}", groups[i].lowest)};
+    if (filter == GroupFilter::reward_nonzero_std && !groups[i].spreads())
+      verdicts[i] = {
+          verdicts[i].prompt_id, false,
+          groups[i].has_value() ? fmt::format("zero_std_{:.1f}", groups[i].lowest) : "no_reward"};
     if (filter == GroupFilter::no_aborted && !groups[i].finished)
       verdicts[i] = {verdicts[i].prompt_id, false, "group_has_aborted"};
   }

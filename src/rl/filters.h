@@ -20,8 +20,9 @@ std::optional<GroupFilter> parse_group_filter(std::string_view path);
 // What a filter sees of a sample.
 struct JudgedSample {
   std::uint64_t prompt_id = 0;
-  double value = 0;      // the reward, or its part named by --dynamic-sampling-reward-key
-  bool finished = true;  // false: aborted or failed
+  double value = 0;       // the reward, or its part named by --dynamic-sampling-reward-key
+  bool finished = true;   // false: aborted or failed
+  bool has_value = true;  // false: failed, so it says nothing about its group's spread
 };
 
 struct GroupVerdict {
@@ -31,8 +32,9 @@ struct GroupVerdict {
 };
 
 // One verdict a group, in the order in which the groups first appear. reward_nonzero_std keeps a
-// group whose values are not all equal (max > min, not a standard deviation of rounding errors);
-// no_aborted one whose samples are all finished.
+// group whose values are not all equal (max > min, not a standard deviation of rounding errors;
+// samples without a value aside, as in the group's mean); no_aborted one whose samples are all
+// finished.
 std::vector<GroupVerdict> judge_groups(std::span<const JudgedSample> samples, GroupFilter filter);
 
 }  // namespace tandem

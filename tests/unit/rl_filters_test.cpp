@@ -54,6 +54,17 @@ TEST(GroupFilter, JudgesTheValueItIsGiven) {
   EXPECT_FALSE(judge_groups(group(1, {0, 0, 0, 0}), GroupFilter::reward_nonzero_std)[0].keep);
 }
 
+// A failed sample is left out of its group's mean, so it must not make a spread of its own.
+TEST(GroupFilter, SamplesWithoutARewardSayNothing) {
+  auto samples = joined({group(1, {1, 0, 1}), group(2, {0, 0}), group(3, {1, 0, 0.5})});
+  for (const std::size_t failed : {1, 3, 4, 6}) samples[failed].has_value = false;
+  const auto verdicts = judge_groups(samples, GroupFilter::reward_nonzero_std);
+  ASSERT_EQ(verdicts.size(), 3u);
+  EXPECT_EQ(verdicts[0].reason, "zero_std_1.0");
+  EXPECT_EQ(verdicts[1].reason, "no_reward");
+  EXPECT_TRUE(verdicts[2].keep);
+}
+
 TEST(GroupFilter, UnfinishedSamplesDropTheirGroup) {
   auto samples = joined({group(1, {1, 0}), group(2, {1, 0})});
   samples[2].finished = false;

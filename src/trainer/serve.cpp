@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/memory.h"
 
 namespace tandem {
 namespace {
@@ -53,7 +52,6 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer) {
                    const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
                    const TrainResult result = trainer.train(batch, steps);
                    trainer.progress.last_write = monotonic_seconds();
-                   return_free_memory();  // activations; the engine is next
                    return to_json(result);
                  });
                });

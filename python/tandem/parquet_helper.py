@@ -41,7 +41,7 @@ class ParquetService:
         try:
             import pyarrow.parquet
         except ImportError as error:
-            raise RuntimeError(f"Parquet needs the package pyarrow ({error}); install it: .venv/bin/pip install pyarrow") from error
+            raise RuntimeError(f"Parquet needs the package pyarrow ({error}); scripts/setup.sh installs it") from error
         if request["call"] == "open":
             self._file = pyarrow.parquet.ParquetFile(request["path"])
             self._table = None

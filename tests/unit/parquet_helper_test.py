@@ -1,7 +1,6 @@
 """Rows of a Parquet file as lines of JSON: digits, texts and structures as they were written. Needs
 pyarrow, which is no part of the base setup; without it the helper's own error is tested."""
 
-import importlib.util
 import datetime
 import decimal
 import json
@@ -14,8 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/unit"))
 from helper_test import Helper  # noqa: E402
 
-HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
-
 
 class Parquet(unittest.TestCase):
     def setUp(self):
@@ -25,12 +22,11 @@ class Parquet(unittest.TestCase):
     def tearDown(self):
         self.folder.cleanup()
 
-    @unittest.skipIf(HAS_PYARROW, "pyarrow is installed")
-    def test_without_pyarrow_the_error_says_what_to_install(self):
-        with Helper(module="tandem.parquet_helper") as helper:
-            self.assertIn("pip install pyarrow", helper.call({"call": "open", "path": self.path})["error"])
+    def test_without_pyarrow_the_error_says_what_installs_it(self):
+        code = "import sys; sys.modules['pyarrow'] = None\nimport runpy; runpy.run_module('tandem.parquet_helper', run_name='__main__')"
+        with Helper(code=code) as helper:
+            self.assertIn("scripts/setup.sh", helper.call({"call": "open", "path": self.path})["error"])
 
-    @unittest.skipUnless(HAS_PYARROW, "pyarrow is not installed: .venv/bin/pip install pyarrow")
     def test_rows(self):
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -99,6 +99,20 @@ inline const float* as_f32(const bf16* x, std::int64_t count, std::vector<float>
   return y;
 }
 
+// A panel in f32: itself, or converted into `wide`, [k rounded up to 2][16]. The tiles then compute the
+// very chains that they compute on pairs, without converting anew for each tile of rows.
+inline const float* widened(const float* panel, std::int64_t, std::vector<float>&) { return panel; }
+inline const float* widened(const bf16* panel, std::int64_t k, std::vector<float>& wide) {
+  wide.resize(static_cast<std::size_t>(16 * round_up(k, 2)));
+  for (std::int64_t i = 0; i < k; i += 2) {
+    V16 even, odd;
+    load_pairs(panel + i * 16, even, odd);
+    store(wide.data() + i * 16, even);
+    store(wide.data() + (i + 1) * 16, odd);
+  }
+  return wide.data();
+}
+
 inline constexpr std::int64_t kPanelGroup = 4;  // panels of a forward product taken at a time
 
 template <class E, class Y>
@@ -112,21 +126,28 @@ void linear_rows(const float* x, const E* w, const E* bias, Y* y, std::int64_t r
   const std::int64_t chunks = (panels + kPanelGroup - 1) / kPanelGroup;
 #pragma omp parallel for schedule(dynamic)
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    thread_local std::vector<float> wide;
     const std::int64_t first = chunk * kPanelGroup, last = std::min(panels, first + kPanelGroup);
     for (std::int64_t m0 = 0; m0 < rows; m0 += row_block) {
       const std::int64_t block = std::min(row_block, rows - m0);
       for (std::int64_t p = first; p < last; ++p) {
-        const E* panel = w + p * panel_stride(k, E{});
         const std::int64_t lanes = n - p * 16;
         const V16 b = bias ? load_tail(bias + p * 16, lanes) : zero();
-        for_row_tiles(block, [&](auto mr, std::int64_t m) {
-          constexpr int MR = decltype(mr)::value;
-          V16 acc[MR];
-          for (int r = 0; r < MR; ++r) acc[r] = zero();
-          tile_sum<MR>(x + (m0 + m) * k, k, 1, panel, 16, k, acc);
-          for (int r = 0; r < MR; ++r)
-            store_tail(y + (m0 + m + r) * n + p * 16, bias ? acc[r] + b : acc[r], lanes);
-        });
+        const auto multiply = [&](const auto* panel) {
+          for_row_tiles(block, [&](auto mr, std::int64_t m) {
+            constexpr int MR = decltype(mr)::value;
+            V16 acc[MR];
+            for (int r = 0; r < MR; ++r) acc[r] = zero();
+            tile_sum<MR>(x + (m0 + m) * k, k, 1, panel, 16, k, acc);
+            for (int r = 0; r < MR; ++r)
+              store_tail(y + (m0 + m + r) * n + p * 16, bias ? acc[r] + b : acc[r], lanes);
+          });
+        };
+        const E* panel = w + p * panel_stride(k, E{});
+        if (block > 2 * kTileRows)
+          multiply(widened(panel, k, wide));
+        else
+          multiply(panel);
       }
     }
   }

@@ -28,9 +28,10 @@ constexpr const char* kUsage = R"(usage: tandem COMMAND [flags]
 )";
 
 // Waiting threads of an OpenMP team spin some milliseconds before they sleep. Beside other programs
-// that steals the very cores that the others of the team need: a tenfold loss, measured, on two busy
-// cores. 2,000 turns cost nothing on quiet ones. libgomp reads this when it is loaded, so a command that
-// computes in this process begins once more; ranks inherit it. What the user has set stays.
+// that steals the very cores that the others of the team need: a tenfold loss, measured, on two
+// busy cores. 2,000 turns cost nothing on quiet ones. libgomp reads this when it is loaded, so a
+// command that computes in this process begins once more; ranks inherit it. What the user has set
+// stays.
 void limit_spinning(const std::string& command, char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   ::setenv("GOMP_SPINCOUNT", "2000", 1);

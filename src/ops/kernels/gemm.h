@@ -99,8 +99,8 @@ inline const float* as_f32(const bf16* x, std::int64_t count, std::vector<float>
   return y;
 }
 
-// A panel in f32: itself, or converted into `wide`, [k rounded up to 2][16]. The tiles then compute the
-// very chains that they compute on pairs, without converting anew for each tile of rows.
+// A panel in f32: itself, or converted into `wide`, [k rounded up to 2][16]. The tiles then compute
+// the very chains that they compute on pairs, without converting anew for each tile of rows.
 inline const float* widened(const float* panel, std::int64_t, std::vector<float>&) { return panel; }
 inline const float* widened(const bf16* panel, std::int64_t k, std::vector<float>& wide) {
   wide.resize(static_cast<std::size_t>(16 * round_up(k, 2)));
@@ -212,8 +212,8 @@ inline void transpose_panel(const bf16* panel, std::int64_t k, std::int64_t k0, 
   transpose_panel(wide, 16, 0, t);
 }
 
-// Column tiles computed together: a tile of left-hand rows stays in the first cache for all of them,
-// so that the left side is streamed from memory a fourth as often.
+// Column tiles computed together: a tile of left-hand rows stays in the first cache for all of
+// them, so that the left side is streamed from memory a fourth as often.
 inline constexpr std::int64_t kColumnGroup = 4;
 
 template <class E>
@@ -309,8 +309,8 @@ inline void linear_dw_rows(const float* dy, const float* x, float* dw, bool accu
         for (std::int64_t g = 0; g < group; ++g) {
           V16 acc[kTileRows];
           for (auto& a : acc) a = zero();
-          tile_sum<kTileRows>(pack + t * kTileRows * rows, 1, kTileRows,
-                              xp.data() + g * rows * 16, 16, rows, acc);
+          tile_sum<kTileRows>(pack + t * kTileRows * rows, 1, kTileRows, xp.data() + g * rows * 16,
+                              16, rows, acc);
           const std::int64_t column = (c + g) * 16;
           for (int i = 0; i < kTileRows && t * kTileRows + i < n; ++i) {
             float* out = dw + (t * kTileRows + i) * k + column;

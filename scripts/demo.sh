@@ -11,6 +11,7 @@ scripts/setup.sh
 flags=(
   "--hf-checkpoint $model_dir"
   "--colocate"
+  "--dtype float32"
   "--prompt-data examples/addition/train.jsonl"
   "--input-key prompt"
   "--label-key label"

@@ -23,7 +23,7 @@ class Demo(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         command = [
             BUILD / "tandem", "train", "--hf-checkpoint", ROOT / "models/SmolLM2-135M-Instruct",
-            "--colocate", "--prompt-data", ROOT / "examples/addition/train.jsonl",
+            "--colocate", "--dtype", "float32", "--prompt-data", ROOT / "examples/addition/train.jsonl",
             "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
             "--rm-type", "last-number", "--rollout-shuffle",
             "--eval-prompt-data", "addition", ROOT / "examples/addition/eval.jsonl",

@@ -19,7 +19,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs"
 STEPS, KILLS = 40, 10
-CLOCK = ("perf/", "memory/", "time")
+# What depends on the clock: times, memory, and how many prompts arrived before which batch.
+CLOCK = ("perf/", "memory/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
 
 def command(name):

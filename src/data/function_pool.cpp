@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
 
 namespace tandem {
 namespace {
@@ -84,6 +85,13 @@ void FunctionPool::start(Worker& worker) {
 
 void FunctionPool::check() {
   if (!workers_.front().process) start(workers_.front());
+}
+
+std::int64_t FunctionPool::resident_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Worker& worker : workers_)
+    if (worker.process) bytes += process_memory(worker.process->pid()).resident_bytes;
+  return bytes;
 }
 
 void FunctionPool::submit(std::uint64_t id, const std::string& fields) {

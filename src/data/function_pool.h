@@ -60,6 +60,8 @@ class FunctionPool {
   std::vector<FunctionResult> poll(Deadline deadline);
 
   std::int64_t num_starts() const { return num_starts_; }
+  // Resident memory of the processes together.
+  std::int64_t resident_bytes() const;
 
  private:
   struct Call {

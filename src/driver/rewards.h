@@ -51,6 +51,8 @@ class RewardMaker {
   // Samples of one prompt, with text and label.
   void submit(const Prompt& prompt, std::span<const Sample> group);
   std::size_t num_open() const { return open_; }
+  // Of the function's processes.
+  std::int64_t resident_bytes() const { return pool_ ? pool_->resident_bytes() : 0; }
   // Those that are done; waits for one at most until the deadline.
   std::vector<SampleReward> poll(Deadline deadline);
 

@@ -32,6 +32,8 @@ class GroupSelection {
   // Loads the function, if it is one.
   void check();
   bool active() const { return filter_ != GroupFilter::none || pool_; }
+  // Of the function's processes.
+  std::int64_t resident_bytes() const { return pool_ ? pool_->resident_bytes() : 0; }
   std::vector<GroupVerdict> judge(const std::vector<Sample>& samples,
                                   const std::map<std::uint64_t, const Prompt*>& prompt_of);
 

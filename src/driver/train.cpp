@@ -102,6 +102,11 @@ class TrainLoop {
   void note_memory(const std::string& phase, Row& row) {
     add_rank_memory(row, phase, fleet_->memory(control()));
   }
+  // Resident memory of all helper processes.
+  std::int64_t helper_bytes() {
+    return process_memory(tokenizer_.process().pid()).resident_bytes + rewards_.resident_bytes() +
+           selection_.resident_bytes() + (generation_ ? generation_->resident_bytes() : 0);
+  }
   bool is_last(std::int64_t id) const { return id + 1 == *config_.data.num_rollout; }
   Deadline control() const { return Deadline::after(config_.cluster.control_timeout_seconds); }
 
@@ -381,7 +386,7 @@ bool TrainLoop::step(std::int64_t id) {
     add_update_metrics(row, fleet_->update_weights(control()));
     note_memory("update", row);
   }
-  add_driver_memory(row, process_memory(tokenizer_.process().pid()).resident_bytes);
+  add_driver_memory(row, helper_bytes());
   const double seconds = monotonic_seconds() - start;
   row.add("perf/step_time", seconds);
   if (row.has("perf/train_time"))

@@ -73,17 +73,33 @@ class Ending(TinyRun):
         self.assertEqual(set(os.listdir("/dev/shm")) - before, set())
 
     def test_a_killed_helper_is_started_again_and_changes_no_number(self):
-        flags = ["--num-rollout", "40"]
+        # The tokenizer and the processes of a reward function.
+        flags = ["--num-rollout", "40", "--custom-rm-path", "examples.addition.functions.reward",
+                 "--reward-key", "score"]
         driver = self.start(self.flags("helper", *flags), "helper.out")
-        for rows in (3, 9):
+        for rows, module in ((3, "tandem.tokenizer_helper"), (6, "tandem.function_helper"),
+                             (9, "tandem.tokenizer_helper"), (12, "tandem.function_helper")):
             self.wait_for_rows("helper", rows, driver)
-            helper = [pid for pid, words in children(driver.pid) if "tandem.tokenizer_helper" in words]
-            os.kill(helper[0], signal.SIGKILL)
+            for pid in [pid for pid, words in children(driver.pid) if module in words]:
+                os.kill(pid, signal.SIGKILL)
         self.assertEqual(driver.wait(timeout=120), 0, self.output("helper.out"))
-        self.assertIn("killed by signal 9", self.output("helper.out"))
-        self.assertIn("starting it again", self.output("helper.out"))
+        text = self.output("helper.out")
+        self.assertIn("starting it again", text)
+        self.assertIn("functions.reward: its process ended: killed by signal 9", text)
         self.run_tandem(*self.flags("whole", *flags))
         self.assertEqual(self.rows("helper"), self.rows("whole"))
+        self.assertFalse(any(row["rollout/failed_samples"] for row in self.rows("helper")))
+
+    def test_a_function_that_hangs_does_not_outlive_the_driver(self):
+        (self.folder / "hangs.py").write_text("import time\n\ndef reward(args, sample):\n    time.sleep(600)\n")
+        driver = self.start(self.flags("hangs", "--custom-rm-path", "hangs.reward"), "hangs.out",
+                            env={**os.environ, "PYTHONPATH": str(self.folder)})
+        helpers = lambda: [pid for pid, words in children(driver.pid) if "tandem.function_helper" in words]
+        self.assertTrue(wait_until(lambda: len(helpers()) == 2), self.output("hangs.out"))
+        time.sleep(1)  # both are in a call
+        pids = helpers()
+        self.kill(driver)
+        self.assertTrue(wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 5))
 
     def test_a_rank_killed_in_mid_rollout_ends_the_run_with_its_cause(self):
         # Answers so long that the rank is in a rollout whenever the signal comes.
@@ -96,6 +112,17 @@ class Ending(TinyRun):
         text = self.output("rank.out")
         self.assertIn("rank 1", text)
         self.assertIn("killed by signal 9", text)
+        gone = lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks + helpers)
+        self.assertTrue(wait_until(gone, 5))
+
+    def test_a_rank_that_hangs_ends_the_run_at_its_deadline(self):
+        # Stopped, not dead: its sockets stay open, and only the limit ends the wait (case C64's other half).
+        limits = ["--request-timeout-seconds", "10", "--control-timeout-seconds", "10"]
+        driver, ranks, helpers = self.running("stuck", *limits)
+        os.kill(ranks[0], signal.SIGSTOP)
+        self.addCleanup(lambda: os.path.exists(f"/proc/{ranks[0]}") and os.kill(ranks[0], signal.SIGCONT))
+        self.assertEqual(driver.wait(timeout=90), 1)
+        self.assertRegex(self.output("stuck.out"), r"after 1\d(\.\d+)? s|within 10")
         gone = lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks + helpers)
         self.assertTrue(wait_until(gone, 5))
 

@@ -39,6 +39,8 @@ def fails(args, sample):
         os._exit(5)
     if kind == 5:
         time.sleep(600)
+    if kind == 6:
+        return len(bytearray(2 << 30))
     return float(sum(sample.tokens) % 2)
 
 def always(args, sample):
@@ -46,6 +48,16 @@ def always(args, sample):
 
 def same(args, sample):
     return 1.0
+
+# Finite, and too large for any f32.
+def huge(args, sample):
+    return 1e300 * (sample.index % 2)
+
+async def digits(args, sample):
+    wanted = {"id": 10254939386542155531, "text": "\u00e9", "list": [9007199254740993]}
+    tools = '[{"z": 72057594038135102, "a": 1}]'
+    return float(sample.label == "72057594038135102" and sample.metadata == wanted
+                 and tools in sample.prompt and "two  spaces" in sample.prompt)
 
 def of_group(args, samples):
     return [float(i) for i, _ in enumerate(samples)]
@@ -123,13 +135,14 @@ class Functions(unittest.TestCase):
         self.assertEqual([row["rollout/raw_reward"] for row in self.rows("group")], [1.5, 1.5])
 
     def test_every_failure_is_its_samples_own_and_the_run_goes_on(self):
-        out = self.run_tandem("fails", "--reward-timeout-seconds", "5", rm=("--custom-rm-path", "mine.fails"))
-        self.assertEqual([row["rollout/failed_samples"] for row in self.rows("fails")], [5, 5])
+        out = self.run_tandem("fails", "--reward-timeout-seconds", "5", "--rm-memory-limit-mb", "1000",
+                              rm=("--custom-rm-path", "mine.fails"))
+        self.assertEqual([row["rollout/failed_samples"] for row in self.rows("fails")], [6, 6])
         for text in ("the judge is away", "mine.py:", "the reward is None", "the reward is nan",
-                     "exited with code 5", "no result within 5 s"):
+                     "exited with code 5", "no result within 5 s", "MemoryError"):
             self.assertIn(text, out)
         samples, _ = self.rollout("fails", 0)
-        self.assertEqual([s["status"] == "failed" for s in samples[:6]], [False, True, True, True, True, True])
+        self.assertEqual([i for i, s in enumerate(samples) if s["status"] == "failed"], [1, 2, 3, 4, 5, 6])
         self.assertIn("the judge is away", samples[1]["error"])
 
         out = self.run_tandem("stops", "--stop-on-reward-failure", code=1, rm=("--custom-rm-path", "mine.always"))
@@ -139,6 +152,32 @@ class Functions(unittest.TestCase):
         out = self.run_tandem("missing", code=1, rm=("--custom-rm-path", "mine.nowhere"))
         self.assertIn("no function 'nowhere'", out)
         self.assertFalse((self.folder / "missing/metrics.jsonl").exists())
+
+    def test_what_a_row_says_reaches_the_function_digit_for_digit(self):
+        (self.folder / "tools.jinja").write_text(
+            "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+        rows = self.folder / "digits.jsonl"
+        rows.write_text(
+            '{"prompt": [{"role": "user", "content": "two  spaces"}], "label": 72057594038135102, "metadata": '
+            '{"id": 10254939386542155531, "text": "\u00e9", "list": [9007199254740993]}, '
+            '"tools": [{"z": 72057594038135102, "a": 1}]}\n'
+            '{"prompt": [{"role": "user"\n{"label": 1}\n', encoding="utf-8")
+        flags = ("--prompt-data", rows, "--chat-template-path", self.folder / "tools.jinja")
+        out = self.run_tandem("strict", *flags, code=1, rm=("--custom-rm-path", "mine.digits"))
+        self.assertIn("digits.jsonl: line 2: not valid JSON", out)
+        out = self.run_tandem("digits", *flags, "--skip-bad-rows", rm=("--custom-rm-path", "mine.digits"))
+        for part in ("line 2 skipped", "line 3 skipped: no key 'prompt'", "1 prompts (3 rows read, 2 bad"):
+            self.assertIn(part, out)
+        self.assertEqual([row["rollout/raw_reward"] for row in self.rows("digits")], [1.0, 1.0])
+
+    def test_gradients_that_are_not_finite_end_the_run_after_a_few(self):
+        out = self.run_tandem("huge", "--disable-grpo-std-normalization", "--num-rollout", "9", "--max-skipped-steps",
+                              "2", code=1, rm=("--custom-rm-path", "mine.huge"))
+        self.assertRegex(out, "step 1: gradient norm -?(nan|inf): the optimizer step was skipped, no state changed")
+        self.assertIn("--max-skipped-steps: 2 optimizer steps in a row", out)
+        rows = self.rows("huge")
+        self.assertEqual([row["train/skipped_steps"] for row in rows], [1])
+        self.assertIsNone(rows[0]["train/grad_norm"])  # JSON has no NaN
 
     def test_a_constant_reward_is_noticed(self):
         out = self.run_tandem("constant", "--constant-reward-steps", "2", rm=("--custom-rm-path", "mine.same"))

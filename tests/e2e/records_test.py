@@ -10,11 +10,14 @@ import unittest
 from tiny_run import MODEL, ROOT, TANDEM, TinyRun
 
 
+FUNCTION = ["--custom-rm-path", "examples.addition.functions.reward", "--reward-key", "score"]
+
+
 class Records(TinyRun):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.run_once(cls, "long", "--num-rollout", "50", "--save-interval", "25",
+        cls.run_once(cls, "long", *FUNCTION, "--num-rollout", "50", "--save-interval", "25",
                      "--save-debug-rollout-data", cls.folder / "recorded/{rollout_id}.safetensors",
                      "--eval-prompt-data", "addition", f"{ROOT}/examples/addition/eval.jsonl@[0:4]")
 
@@ -40,8 +43,10 @@ class Records(TinyRun):
         recorded = self.folder / "recorded/{rollout_id}.safetensors"
         self.run_tandem(*self.flags("replayed", "--num-rollout", "4", "--load-debug-rollout-data", recorded,
                                     "--lr-decay-iters", "50"))
-        again, first = self.rows("replayed"), [r for r in self.rows("long") if "train/loss" in r]
-        self.assertEqual(again, first[:4])
+        # A recorded sample holds its reward, not the other numbers of a reward object.
+        first = [{k: v for k, v in r.items() if not k.startswith("rollout/reward/")}
+                 for r in self.rows("long") if "train/loss" in r]
+        self.assertEqual(self.rows("replayed"), first[:4])
         # The run's own folder has the same files under Miles's kind of pattern.
         kept = self.folder / "long/rollouts/rollout_{rollout_id:07d}.safetensors"
         self.run_tandem(*self.flags("kept", "--num-rollout", "2", "--debug-train-only",
@@ -90,11 +95,11 @@ class Records(TinyRun):
     def test_a_dry_run_starts_nothing(self):
         run = self.folder / "dry"
         start = time.monotonic()
-        out = self.run_tandem(*self.flags(run, "--hf-checkpoint", MODEL, "--dry-run", "--save-interval", "1",
+        out = self.run_tandem(*self.flags(run, "--hf-checkpoint", MODEL, "--dry-run", "--save-interval", "1", *FUNCTION,
                                           "--eval-prompt-data", "addition", ROOT / "examples/addition/eval.jsonl"))
         print(f"dry run on {MODEL.name}: {time.monotonic() - start:.1f} s")
         for part in ("LlamaForCausalLM", "144 rows", "16 samples a rollout", "activations", "available",
-                     "trainer", "free ones of 127.0.0.1", "checkpoints", "no faults"):
+                     "trainer", "free ones of 127.0.0.1", "checkpoints", "functions.reward can be loaded", "no faults"):
             self.assertIn(part, out)
         self.assertFalse(run.exists())
 
@@ -107,8 +112,10 @@ class Records(TinyRun):
                            '{"prompt": "And 2 + 2?"}\n')
         out = self.run_tandem(*self.flags("spoilt", "--hf-checkpoint", model, "--prompt-data", prompts,
                                           "--load", ROOT / "examples", "--run-dir", self.folder / "long",
+                                          "--custom-rm-path", "examples.addition.functions.rewarrd",
+                                          "--custom-generate-function-path", "nowhere.f",
                                           "--dry-run"), code=1)
-        for part in ("model.safetensors", "line 2", "line 3", "holds no checkpoint"):
+        for part in ("model.safetensors", "line 2", "line 3", "holds no checkpoint", "no function 'rewarrd'", "nowhere"):
             self.assertIn(part, out)
         # Together with faults of the flags themselves.
         out = self.run_tandem(*self.flags("spoilt", "--hf-checkpoint", model, "--global-batch-size", "7",

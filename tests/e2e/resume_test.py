@@ -2,6 +2,7 @@
 with its newest checkpoint damaged, or with a disk that is full. Metrics (clock and memory aside),
 samples and the final model are compared bit for bit."""
 
+import json
 import os
 import random
 import resource
@@ -159,16 +160,61 @@ class Resume(TinyRun):
         self.assert_equals_unbroken("full")
 
     def test_another_number_and_place_of_ranks_goes_on_with_the_same_numbers(self):
-        ranks = {"--actor-num-gpus-per-node": "2", "--rollout-num-gpus": "2"}
-        split = [word for pair in ranks.items() for word in pair]
-        process = self.start([f for f in self.run_flags("layouts", *split) if f != "--colocate"], "layouts.out")
-        self.wait_for_rows("layouts", 5, process)
-        self.kill(process)
-        process = self.start(self.run_flags("layouts", "--actor-num-gpus-per-node", "4"), "layouts.out")
-        self.wait_for_rows("layouts", len(self.lines("layouts")) + 4, process)
-        self.kill(process)
+        # Four colocated ranks, then two that train beside two that serve (the restored weights reach
+        # those before the first answer: case C65), then one.
+        split = ["--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2"]
+        beside = [f for f in self.run_flags("layouts", *split) if f != "--colocate"]
+        for flags in (self.run_flags("layouts", "--actor-num-gpus-per-node", "4"), beside):
+            process = self.start(flags, "layouts.out")
+            self.wait_for_rows("layouts", len(self.lines("layouts")) + 5, process)
+            self.kill(process)
+        self.assertIn("the run goes on with step", self.output("layouts.out"))
+        out = self.run_tandem(*self.run_flags("layouts", "--actor-num-gpus-per-node", "3"), code=2)
+        self.assertIn("3 trainer ranks", out)
         self.run_tandem(*self.run_flags("layouts"))
         self.assert_equals_unbroken("layouts")
+
+    def test_two_epochs_broken_at_their_border_and_in_their_midst(self):
+        # Case C54: 64 rows, 16 a step, two epochs, broken after steps 4 and 6.
+        flags = [*TinyRun.flags(self, "epochs"), "--prompt-data", f"{ROOT}/examples/addition/train.jsonl@[0:64]",
+                 "--rollout-batch-size", "16", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "2",
+                 "--num-epoch", "2", "--save-interval", "1", "--load", self.folder / "epochs"]
+        at = flags.index("--num-rollout")
+        del flags[at:at + 2]
+        self.assertIn("num_rollout = 8 (num_epoch 2", self.run_tandem(*flags))
+        shutil.copytree(self.folder / "epochs", self.folder / "epochs-whole")
+        for steps in (4, 6):
+            # What a run leaves that ended right then, later steps already written to its records.
+            shutil.rmtree(self.folder / "epochs")
+            shutil.copytree(self.folder / "epochs-whole", self.folder / "epochs")
+            for id in range(steps, 8):
+                shutil.rmtree(self.folder / f"epochs/checkpoints/iter_{id:07d}")
+            (self.folder / "epochs/checkpoints/latest_checkpointed_iteration.txt").write_text(str(steps - 1))
+            out = self.run_tandem(*flags)
+            self.assertIn(f"{steps} of 8 steps are done, the run goes on with step {steps + 1}", out)
+            self.assertEqual(self.rows("epochs"), self.rows("epochs-whole"))
+            seen = [prompt for id in range(8) for prompt in self.prompts_of("epochs", id)]
+            self.assertEqual(len(seen), 128)
+            self.assertEqual(sorted(seen[:64]), sorted(set(seen)))
+            self.assertEqual(sorted(seen[64:]), sorted(set(seen)))
+            self.assertNotEqual(seen[:64], seen[64:])
+
+    def prompts_of(self, name, id):
+        """The prompts of a saved rollout as tuples of token ids, in order, each once."""
+        data = (self.folder / name / f"rollouts/rollout_{id:07d}.safetensors").read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header, body = json.loads(data[8:8 + size]), data[8 + size:]
+
+        def tensor(key, width):
+            begin, end = header[key]["data_offsets"]
+            return [int.from_bytes(body[i:i + width], "little") for i in range(begin, end, width)]
+
+        tokens, at, prompts = tensor("tokens", 4), 0, {}
+        for total, response, prompt in zip(tensor("total_lengths", 8), tensor("response_lengths", 8),
+                                           tensor("prompt_ids", 8), strict=True):
+            prompts[prompt] = tuple(tokens[at:at + total - response])
+            at += total
+        return list(prompts.values())
 
     def test_weights_alone_begin_a_run_of_their_own(self):
         load = self.folder / "unbroken"

@@ -84,11 +84,11 @@ class TinyRun(unittest.TestCase):
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
-    def start(self, flags, log):
+    def start(self, flags, log, **options):
         """The program in the background, its output in a file of that name; ended with the test."""
         with open(self.folder / log, "a") as out:
             process = subprocess.Popen([TANDEM, *map(str, flags)], stdout=out, stderr=out, cwd=ROOT,
-                                       start_new_session=True)
+                                       start_new_session=True, **options)
         self.addCleanup(self.end, process)
         return process
 

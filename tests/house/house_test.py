@@ -1,7 +1,8 @@
 """The rules of the house that a compiler does not know, checked over the whole tree in seconds:
 include order of src/ (tests/house/layers.txt), torch headers only where marked (also through other
 headers), links in CMakeLists.txt, file sizes, opening comments, names, the number of `catch` per folder
-(tests/house/catches.txt), nothing large or generated in git, no machine's paths, the documents.
+(tests/house/catches.txt), nothing large or generated in git, no machine's paths, the documents, the tests
+that docs/cases.md names.
 
     python tests/house/house_test.py [BUILD_DIR]
 
@@ -28,6 +29,9 @@ UNFINISHED = re.compile(r"\b(" + "TO" + "DO|FIX" + "ME|X" + "XX)\\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:(?:home|Users)/\w+/|root/\w|work/(?:main|shared))")
 GENERATED = re.compile(r"(^|/)(build[^/]*|\.venv[^/]*|models|runs|__pycache__)/|"
                        r"\.(o|so|a|pyc|gguf|safetensors|whl|deb|pt|bin)$")
+GTEST = re.compile(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", re.M)
+PYTHON_DEF = re.compile(r"^\s*def (\w+)\(", re.M)
+CASE = re.compile(r"C\d\d")
 DOCUMENTS = ["README.md", "DEVELOPING.md", "LICENSE", "docs/flags.md", "docs/architecture.md", "docs/glossary.md"]
 MAX_LINES = 800
 MAX_BYTES = 1_000_000
@@ -178,6 +182,29 @@ def check_documents(root):
             yield f"{name}: missing or empty"
 
 
+def check_cases(root):
+    """docs/cases.md: every test that a row names is in tests/, and no row is without one."""
+    page = root / "docs/cases.md"
+    if not page.is_file():
+        return
+    tests = set()
+    for path in (root / "tests").rglob("*"):
+        if path.suffix == ".cpp":
+            tests |= {f"{suite}.{name}" for suite, name in GTEST.findall(path.read_text(encoding="utf-8"))}
+        elif path.suffix == ".py":
+            tests |= {f"{path.stem}.{name}" for name in PYTHON_DEF.findall(path.read_text(encoding="utf-8"))}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not CASE.fullmatch(cells[0]):
+            continue
+        named = re.findall(r"`([^`]+)`", cells[-1])
+        if not named:
+            yield f"docs/cases.md: {cells[0]} names no test"
+        for name in named:
+            if name not in tests:
+                yield f"docs/cases.md: {cells[0]}: no test is called {name}"
+
+
 def check_flags_page(root, program):
     shown = subprocess.run([str(program), "flags", "--markdown"], capture_output=True, text=True, timeout=60)
     page = root / "docs/flags.md"
@@ -198,6 +225,7 @@ def check_tree(root):
     yield from check_catches(tree, root)
     yield from check_files(root)
     yield from check_documents(root)
+    yield from check_cases(root)
 
 
 BAD_TREE = {  # file -> (text, the words of each fault that it must give)
@@ -216,6 +244,9 @@ BAD_TREE = {  # file -> (text, the words of each fault that it must give)
     "tools/i.sh": ("if then\n", ["bash -n"]),
     "models/j.gguf": ("x" * (MAX_BYTES + 1), ["bytes in git", "generated"]),
     "README.md": ("", ["README.md: missing"]),
+    "tests/unit/k_test.cpp": ("TEST(Some, Test) {}\n", []),
+    "docs/cases.md": ("| C01 | a | b | `Some.Test` |\n| C02 | a | b | `Some.Other` |\n| C03 | a | b | none |\n",
+                      ["C02: no test is called Some.Other", "C03 names no test"]),
 }
 
 

@@ -2,12 +2,17 @@
 // the pointer never moves to something that is not whole (C57, a process killed while it saves),
 // and no other checkpoint than the one asked for is taken in silence (C56).
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -263,6 +268,89 @@ TEST_F(SavedTest, AFullDiskLeavesTheOlderCheckpointAndTheStepCanBeSavedLater) {
   save(3, 3.0f);  // the step's folder is there already
   EXPECT_EQ(find_checkpoint(root_, {}), 3);
   EXPECT_TRUE(checkpoint_faults(checkpoint_folder(root_, 3), Look::at_all_bytes).empty());
+}
+
+// A small file system of our own under root_, in this process alone; false: not allowed here.
+bool mount_small(const std::string& root) {
+  const uid_t user = ::geteuid();
+  if (user == 0 ? ::unshare(CLONE_NEWNS) != 0 : ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
+    return false;
+  if (user != 0) std::ofstream("/proc/self/uid_map") << "0 " << user << " 1";
+  return ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("tmpfs", root.c_str(), "tmpfs", 0, "size=8m,nr_inodes=1000") == 0;
+}
+
+enum class Scarce { inodes, pages };
+
+// Room for `more` inodes or pages of 4 KiB beside what is there; less than 0: plenty.
+void set_room(const std::string& root, Scarce scarce, std::int64_t more) {
+  struct statvfs disk {};
+  TD_CHECK(::statvfs(root.c_str(), &disk) == 0, "{}: statvfs", root);
+  const auto inodes = static_cast<std::int64_t>(disk.f_files - disk.f_ffree);
+  const auto bytes = static_cast<std::int64_t>((disk.f_blocks - disk.f_bfree) * disk.f_bsize);
+  const bool few_inodes = more >= 0 && scarce == Scarce::inodes;
+  const bool few_pages = more >= 0 && scarce == Scarce::pages;
+  // A size of 0 would be no limit.
+  const std::string options =
+      fmt::format("size={},nr_inodes={}", few_pages ? bytes + more * 4096 : 8 << 20,
+                  few_inodes ? inodes + more : 1000);
+  TD_CHECK(::mount("none", root.c_str(), nullptr, MS_REMOUNT, options.c_str()) == 0, "{}: {}: {}",
+           root, options, std::strerror(errno));
+}
+
+// Saves step 5 over step 3 with ever more room until it fits; "" if nothing was ever wrong.
+std::string fault_of_full(SavedTest& test, const std::string& root, Scarce scarce) {
+  constexpr std::size_t kElements = 20000;
+  const auto look = [&](std::int64_t wanted) -> std::string {
+    for (const auto& entry : fs::recursive_directory_iterator(root))
+      for (const char* left : {".part", ".tmp", ".old"})
+        if (entry.path().extension() == left) return entry.path().string() + " is left";
+    if (find_checkpoint(root, {}) != wanted) return "the pointer has moved";
+    const auto faults = checkpoint_faults(checkpoint_folder(root, wanted), Look::at_all_bytes);
+    return faults.empty() ? "" : faults[0];
+  };
+  for (std::int64_t room = 0; room < 100; ++room) {
+    fs::remove_all(checkpoint_folder(root, 5));
+    test.save(3, 3.0f, kElements);
+    set_room(root, scarce, room);
+    bool fits = true;
+    try {
+      test.save(5, 5.0f, kElements);
+    } catch (const Error&) {
+      fits = false;
+    }
+    set_room(root, scarce, -1);
+    std::string fault = look(fits ? 5 : 3);
+    if (fault.empty() && !fits) {
+      test.save(5, 5.0f, kElements);  // the same step, later
+      fault = look(5);
+    }
+    if (!fault.empty()) return fmt::format("with room for {}: {}", room, fault);
+    if (fits) return room > 2 ? "" : "it always fitted";
+  }
+  return "it never fitted";
+}
+
+TEST_F(SavedTest, AFullFileSystemAtAnyPointLeavesTheOlderCheckpoint) {
+  constexpr int kNotAllowed = 77;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!mount_small(root_)) ::_exit(kNotAllowed);
+    int code = 0;
+    for (const Scarce scarce : {Scarce::inodes, Scarce::pages}) {
+      const std::string fault = fault_of_full(*this, root_, scarce);
+      if (fault.empty()) continue;
+      fmt::print(stderr, "{}: {}\n", scarce == Scarce::inodes ? "inodes" : "pages", fault);
+      code = 1;
+    }
+    ::_exit(code);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNotAllowed)
+    GTEST_SKIP() << "no file system can be mounted here (neither root nor user namespaces)";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // A process that saves without a pause is killed at moments that differ: the pointer always names

@@ -4,6 +4,7 @@ and the reward server with kept connections and repeated attempts."""
 import http.server
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -358,8 +359,15 @@ class RewardServer(http.server.BaseHTTPRequestHandler):
             server.connections.add(self.client_address)
             server.seen.append(payload)
             times = sum(p["label"] == payload["label"] for p in server.seen)
+        if payload["label"] == "lost" and times < 3:
+            self.close_connection = True  # no answer at all
+            return
+        if payload["label"] == "silent":
+            server.silence.wait(60)
+            self.close_connection = True
+            return
         status, body = {"ok": (200, b"0.25"), "object": (200, b'{"score": 2, "acc": 1}'),
-                        "busy": (503 if times < 3 else 200, b"1"), "never": (500, b"broken inside"),
+                        "busy": (503 if times < 3 else 200, b"1"), "lost": (200, b"0.75"), "never": (500, b"broken inside"),
                         "refused": (400, b"no label like that"), "text": (200, b"good!")}[payload["label"]]
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -374,20 +382,23 @@ class RemoteReward(unittest.TestCase):
     def test_server(self):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RewardServer)
         server.lock, server.connections, server.seen = threading.Lock(), set(), []
+        server.silence = threading.Event()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with tempfile.TemporaryDirectory() as folder:
             helper = Helper(folder)
-            arguments = {"reward_key": None, "rm_url": f"http://127.0.0.1:{server.server_address[1]}/reward",
-                         "reward_timeout_seconds": 20}
-            helper.send({"call": "load", "kind": "reward", "path": "tandem.remote_rm.remote_rm", "timeout": 20,
-                         "arguments": arguments})
-            self.assertEqual(helper.receive(), {"is_async": True})
+            url = f"http://127.0.0.1:{server.server_address[1]}/reward"
 
-            def ask(label):
+            def load(helper, url, timeout):
+                helper.send({"call": "load", "kind": "reward", "path": "tandem.remote_rm.remote_rm", "timeout": timeout,
+                             "arguments": {"reward_key": None, "rm_url": url, "reward_timeout_seconds": timeout}})
+                self.assertEqual(helper.receive(), {"is_async": True})
+
+            def ask(label, helper=helper):
                 helper.send({"call": "run", "id": 7, "samples": [sample(label, "answer", prompt="question")]})
                 reply = helper.receive()
                 return reply.get("error") or reply["value"][0].get("error") or reply["value"][0]["reward"]
 
+            load(helper, url, 20)
             self.assertEqual([ask("ok") for _ in range(5)], [0.25] * 5)
             self.assertEqual(server.seen[0], {"prompt": "question", "response": "answer", "label": "ok"})
             self.assertLess(len(server.connections), 5)  # kept and used again
@@ -398,9 +409,25 @@ class RemoteReward(unittest.TestCase):
             self.assertIn("status 400: no label like that", ask("refused"))
             self.assertEqual(sum(p["label"] == "refused" for p in server.seen), 1)
             self.assertIn("not JSON", ask("text"))
+            self.assertEqual(ask("lost"), 0.75)  # twice without an answer, then one
+            self.assertEqual(sum(p["label"] == "lost" for p in server.seen), 3)
+            helper.close()
+
+            hasty = Helper(folder)
+            load(hasty, url, 1)
+            self.assertIn("within 1 s", ask("silent", hasty))
+            self.assertEqual(ask("ok", hasty), 0.25)  # one silence takes nothing else along
+            hasty.close()
+            server.silence.set()
             server.shutdown()
             server.server_close()
-            helper.close()
+
+            lonely = Helper(folder)
+            with socket.socket() as nobody:  # bound, but nobody listens
+                nobody.bind(("127.0.0.1", 0))
+                load(lonely, f"http://127.0.0.1:{nobody.getsockname()[1]}/reward", 20)
+                self.assertIn("refused", ask("ok", lonely))
+            lonely.close()
 
 
 if __name__ == "__main__":

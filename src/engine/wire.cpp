@@ -282,6 +282,12 @@ SampleResult read_sample(const Json& answer, const std::string& source) {
     TD_CHECK(item.is_array() && item.size() >= 2,
              "{}: output_token_logprobs: {} found, wanted [log-probability, id, text]", source,
              dump_json(item));
+    // JSON has no NaN: null stands for it.
+    TD_CHECK(!item[0].is_null(),
+             "{}: the log-probability of a sampled token is not a number, since the model's logits "
+             "are not finite; lower --lr, and go on from a checkpoint before the weights ran away "
+             "(--ckpt-step)",
+             source);
     sample.log_probs.push_back(
         static_cast<float>(read_value<double>(item[0], source + ": output_token_logprobs")));
     sample.output_ids.push_back(read_value<TokenId>(item[1], source + ": output_token_logprobs"));

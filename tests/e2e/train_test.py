@@ -94,6 +94,11 @@ class Train(TinyRun):
         self.assertLess(min(row["rollout/truncated_ratio"] for row in rows), 1)
         self.assertTrue(any(row["rollout/response_len/min"] == 0 for row in rows))
 
+    def test_weights_that_ran_away_end_the_run_with_the_cause(self):
+        out = self.run_tandem(*self.flags("away", "--lr", "1e30", "--entropy-coef", "1"), code=1)
+        self.assertIn("logits are not finite; lower --lr", out)
+        self.assertEqual(len(self.rows("away")), 1)
+
     def test_a_perturbed_kernel_shows_in_the_gap(self):
         for side in ("engine", "trainer"):
             self.run_tandem(*self.flags(f"perturbed-{side}", "--debug-perturb-kernel", side))

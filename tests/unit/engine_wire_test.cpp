@@ -322,6 +322,11 @@ TEST(Wire, RefusesAnswersThatDoNotAddUp) {
                   1),
             "");
   EXPECT_NE(fault(R"({"error": 1})", 1), "");
+  EXPECT_NE(fault(head + R"("output_token_logprobs": [[null, 3, null]], "weight_versions":
+                            [{"version": "1", "start": 0, "end": 1}]}})",
+                  1)
+                .find("not finite"),
+            std::string::npos);
 }
 
 }  // namespace

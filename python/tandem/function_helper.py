@@ -69,6 +69,14 @@ def plain_reward(value: Any, reward_key: str | None) -> float:
     return number
 
 
+def reward_parts(value: Any) -> dict[str, float]:
+    """The numbers of a reward that is an object."""
+    if not isinstance(value, dict):
+        return {}
+    numbers = {str(k): float(v) for k, v in value.items() if isinstance(v, (bool, int, float))}
+    return {k: v for k, v in numbers.items() if math.isfinite(v)}
+
+
 class Rewards:
     """--custom-rm-path: f(args, sample) -> reward, or with --group-rm f(args, samples) -> rewards."""
 
@@ -95,13 +103,9 @@ class Rewards:
     def _one(self, result: Any) -> dict:
         # Each reward of a group is judged by itself; what else an object holds goes along.
         try:
-            answer: dict = {"reward": plain_reward(result, getattr(self._args, "reward_key", None))}
+            return {"reward": plain_reward(result, getattr(self._args, "reward_key", None)), "parts": reward_parts(result)}
         except (TypeError, ValueError) as error:
             return {"error": str(error)}
-        if isinstance(result, dict):
-            numbers = {str(k): v for k, v in result.items() if isinstance(v, (bool, int, float))}
-            answer["parts"] = {k: float(v) for k, v in numbers.items() if math.isfinite(v)}
-        return answer
 
 
 class Filter:
@@ -155,8 +159,9 @@ class State:
         self.args, self.tokenizer, self.processor = args, tokenizer, None
 
 
-def made_sample(sample: Any, sent: samples.Sample) -> dict:
-    """What a generate function returned, checked: lengths that agree, the sent prompt in front."""
+def made_sample(sample: Any, sent: samples.Sample, reward_key: str | None) -> dict:
+    """What a generate function returned, checked: lengths that agree, the sent prompt in front, and a
+    reward, if there is one, that is a number or holds it under reward_key."""
     if isinstance(sample, samples.GenerateFnOutput):
         sample = sample.samples
     if isinstance(sample, list):
@@ -181,9 +186,12 @@ def made_sample(sample: Any, sent: samples.Sample) -> dict:
         raise ValueError(f"{len(tokens)} tokens with response_length {length} do not begin with the prompt's {len(prompt)}")
     if len(tokens) - length != len(prompt):
         raise ValueError(f"{len(tokens) - length} tokens stand before the response, the prompt has {len(prompt)}")
-    return {"tokens": tokens, "response_length": length, "response": sample.response, "loss_mask": mask,
-            "log_probs": log_probs, "reward": sample.reward, "removed": bool(sample.remove_sample),
-            "status": "truncated" if status == samples.Sample.Status.TRUNCATED else "completed"}
+    answer = {"tokens": tokens, "response_length": length, "response": sample.response, "loss_mask": mask,
+              "log_probs": log_probs, "removed": bool(sample.remove_sample),
+              "status": "truncated" if status == samples.Sample.Status.TRUNCATED else "completed"}
+    if sample.reward is not None:
+        answer |= {"reward": plain_reward(sample.reward, reward_key), "parts": reward_parts(sample.reward)}
+    return answer
 
 
 class Generation:
@@ -226,7 +234,8 @@ class Generation:
 
     def value(self, request: dict, result: Any) -> dict:
         made, versions = result
-        answer = made_sample(made, samples.Sample.from_dict(request["samples"][0]))
+        sent = samples.Sample.from_dict(request["samples"][0])
+        answer = made_sample(made, sent, getattr(self._state.args, "reward_key", None))
         return {**answer, "weight_version": min(versions, default=-1)}
 
 

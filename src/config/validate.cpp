@@ -103,7 +103,7 @@ void check_reward(const Config& config, Faults& faults) {
   if (reward.group_rm && reward.custom_rm_path.empty()) {
     add(faults, "--group-rm: only --custom-rm-path takes whole groups; leave it out");
   }
-  if (!reward.uses_function()) {
+  if (!reward.uses_function() && config.rollout.custom_generate_function_path.empty()) {
     for (const auto& [flag, key] :
          {std::pair("--reward-key", &reward.reward_key),
           {"--eval-reward-key", &reward.eval_reward_key},

@@ -19,6 +19,8 @@ std::string function_path(const RewardConfig& reward) {
   return reward.rm_type == kRemote ? "tandem.remote_rm.remote_rm" : "";
 }
 
+}  // namespace
+
 SampleReward read_reward(std::uint64_t id, const Json& item, const std::string& where) {
   SampleReward out{.id = id, .reward = 0, .parts = {}, .error = {}};
   out.error = optional_key<std::string>(item, "error", where, "");
@@ -29,8 +31,6 @@ SampleReward read_reward(std::uint64_t id, const Json& item, const std::string& 
       out.parts[part.key()] = read_value<double>(part.value(), where);
   return out;
 }
-
-}  // namespace
 
 Json function_arguments(const Config& config) {
   Json flat = Json::object();

@@ -37,6 +37,9 @@ struct SampleReward {
   std::string error;                    // empty: reward holds
 };
 
+// A helper's {"reward", "parts"} or {"error"}.
+SampleReward read_reward(std::uint64_t id, const Json& item, const std::string& where);
+
 class RewardMaker {
  public:
   explicit RewardMaker(const Config& config);

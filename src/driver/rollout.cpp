@@ -41,6 +41,23 @@ Sample sample_from(const Json& value, Sample sample, const std::string& where) {
   return sample;
 }
 
+// Gives a sample its reward, `key`'s part of it if that is not empty, or makes it a failed one.
+void set_reward(Sample& sample, SampleReward result, const std::string& key) {
+  sample.reward = result.reward;
+  sample.error = std::move(result.error);
+  sample.reward_parts = std::move(result.parts);
+  if (sample.error.empty() && !key.empty()) {
+    const auto part = sample.reward_parts.find(key);
+    if (part == sample.reward_parts.end())
+      sample.error = fmt::format("the reward has no number '{}'", key);
+    else
+      sample.reward = part->second;
+  }
+  if (sample.error.empty()) return;
+  sample.status = SampleStatus::failed;
+  sample.reward = 0.0;
+}
+
 }  // namespace
 
 SamplingParams rollout_sampling(const Config& config) {
@@ -180,9 +197,9 @@ void RolloutMaker::take_made(Work& work, double wait_seconds) {
     sample.label = prompt.label;
     if (result.ok()) {
       sample = sample_from(result.value, std::move(sample), "generate function");
-      if (const auto reward = result.value.find("reward");
-          reward != result.value.end() && reward->is_number()) {
-        sample.reward = reward->get<double>();
+      if (result.value.contains("reward")) {
+        set_reward(sample, read_reward(sample.id, result.value, "generate function"),
+                   work.setup.reward_key);
         work.rewarded_by_maker[sample.id] = true;
       }
     } else {
@@ -226,22 +243,8 @@ void RolloutMaker::submit(Work& work, std::uint64_t prompt_id) {
 void RolloutMaker::take_rewards(Work& work, double wait_seconds) {
   if (rewards_.num_open() == 0) return;
   for (SampleReward& result : rewards_.poll(Deadline::after(wait_seconds))) {
-    Sample& sample = work.samples.at(result.id);
-    sample.reward = result.reward;
-    sample.error = std::move(result.error);
-    sample.reward_parts = std::move(result.parts);
-    const std::string& key = work.setup.reward_key;
-    if (sample.error.empty() && !key.empty()) {
-      const auto part = sample.reward_parts.find(key);
-      if (part == sample.reward_parts.end())
-        sample.error = fmt::format("the reward has no number '{}'", key);
-      else
-        sample.reward = part->second;
-    }
-    if (!sample.error.empty()) {
-      sample.status = SampleStatus::failed;
-      sample.reward = 0.0;
-    }
+    const std::uint64_t id = result.id;
+    set_reward(work.samples.at(id), std::move(result), work.setup.reward_key);
     finish(work);
   }
 }

@@ -138,6 +138,8 @@ async def spoils(args, sample, sampling_params, evaluation=False):
         made.status = Sample.Status.ABORTED
     if kind == "list":
         return [made, made]
+    if kind.startswith("reward "):
+        made.reward = {"nan": float("nan"), "object": {"score": 2, "acc": True, "why": "text"}}[kind[7:]]
     if kind == "nothing":
         return None
     return made
@@ -291,12 +293,12 @@ class Generators(unittest.TestCase):
         self.server.server_close()
         self._folder.cleanup()
 
-    def load(self, function, context=None):
+    def load(self, function, context=None, reward_key=None):
         self.helper = Helper(self.folder)
         self.helper.send({"call": "load", "kind": "generate", "path": f"my_generate.{function}", "timeout": 30,
                           "engines": [f"127.0.0.1:{self.server.server_address[1]}"], "token": "secret", "seed": 11,
                           "arguments": {"hf_checkpoint": str(self.folder / "model"), "rollout_max_response_len": 8,
-                                        "rollout_max_context_len": context, "reward_key": None}})
+                                        "rollout_max_context_len": context, "reward_key": reward_key}})
         self.assertEqual(self.helper.receive(), {"is_async": True})
 
     def run_one(self, evaluation=False, **more):
@@ -313,7 +315,7 @@ class Generators(unittest.TestCase):
         self.assertEqual(value["tokens"], [5, 6, 7, word, 23])
         self.assertEqual((value["loss_mask"], value["log_probs"]), ([1, 1], [-0.5, -0.25]))
         self.assertEqual(value["response"], self.tokenizer.decode([word, 23]))
-        self.assertEqual((value["weight_version"], value["status"], value["reward"]), (4, "completed", None))
+        self.assertEqual((value["weight_version"], value["status"], value.get("reward")), (4, "completed", None))
         path, token, payload = self.server.seen[0]
         self.assertEqual((path, token), ("/generate", "Bearer secret"))
         self.assertEqual((payload["sample_id"], payload["evaluation"]), (6, False))
@@ -344,9 +346,14 @@ class Generators(unittest.TestCase):
         self.load("spoils")
         for label, part in [("short mask", "loss_mask has 1 values"), ("no log-probabilities", "rollout_log_probs is None"),
                             ("another prompt", "do not begin with the prompt"), ("aborted", "aborted"),
-                            ("list", "2 samples for one prompt"), ("nothing", "NoneType")]:
+                            ("list", "2 samples for one prompt"), ("nothing", "NoneType"),
+                            ("reward nan", "the reward is nan"), ("reward object", "--reward-key")]:
             self.assertIn(part, self.run_one(evaluation=True, label=label)["error"])
         self.assertTrue(self.server.seen[0][2]["evaluation"])
+        self.helper.close()
+        self.load("spoils", reward_key="score")
+        value = self.run_one(evaluation=True, label="reward object")["value"]
+        self.assertEqual((value["reward"], value["parts"]), (2.0, {"score": 2.0, "acc": 1.0}))
 
 
 class RewardServer(http.server.BaseHTTPRequestHandler):

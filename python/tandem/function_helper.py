@@ -208,7 +208,7 @@ class Generation:
         args.sglang_router_ip, port = request["engines"][0].rsplit(":", 1)
         args.sglang_router_port = int(port)
         args.partial_rollout, args.sglang_speculative_algorithm = False, None
-        samples.install_names(engine_calls)
+        samples.install_names()
         self._state = State(args, tokenizer)
         function = load_function(request["path"])
         self._generate = function() if inspect.isclass(function) else function

@@ -93,24 +93,26 @@ class GenerateFnOutput:
     samples: Sample | list[Sample]
 
 
-def install_names(engine: Any = None) -> None:
-    """Stand-ins for the modules of Miles that functions import, unless Miles is installed. `engine`
-    (tandem.engine_calls) brings the calls to /generate; without it those names are missing."""
+def install_names() -> None:
+    """Stand-ins for the modules of Miles that functions import, unless Miles is installed. All kinds of
+    functions get all names, since one module often holds a reward and a generate function; outside of a
+    generate function `post` is a plain call."""
     if importlib.util.find_spec("miles") is not None:
         return
+    from tandem import engine_calls  # which imports this module
+
     modules = {
         "miles.utils.types": {"Sample": Sample},
         "miles.rollout.base_types": {"GenerateFnInput": GenerateFnInput, "GenerateFnOutput": GenerateFnOutput},
         "miles.rollout.filter_hub.base_types": {"DynamicFilterOutput": DynamicFilterOutput},
-    }
-    if engine is not None:
-        modules["miles.utils.http_utils"] = {"post": engine.post}
-        modules["miles.rollout.generate_utils.generate_endpoint_utils"] = {
-            "compute_prompt_ids_from_sample": engine.compute_prompt_ids_from_sample,
-            "compute_request_payload": engine.compute_request_payload,
+        "miles.utils.http_utils": {"post": engine_calls.post},
+        "miles.rollout.generate_utils.generate_endpoint_utils": {
+            "compute_prompt_ids_from_sample": engine_calls.compute_prompt_ids_from_sample,
+            "compute_request_payload": engine_calls.compute_request_payload,
             "compute_routing_headers": lambda args, sample: None,
-            "update_sample_from_response": engine.update_sample_from_response,
-        }
+            "update_sample_from_response": engine_calls.update_sample_from_response,
+        },
+    }
     for name, members in modules.items():
         parts = name.split(".")
         for depth in range(1, len(parts) + 1):

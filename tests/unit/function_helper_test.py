@@ -204,6 +204,12 @@ class Functions(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("this goes to the log", errors)
 
+    def test_a_module_may_hold_a_reward_beside_a_generate_function(self):
+        (self.folder / "both.py").write_text(GENERATORS + "\ndef one(args, sample):\n    return 1\n")
+        helper = self.helper()
+        self.assertEqual(helper.load("both.one"), {"is_async": False})
+        self.assertEqual(self.run_all(helper, [[sample()]])[0]["value"][0]["reward"], 1.0)
+
     def test_asynchronous_calls_run_side_by_side(self):
         helper = self.helper()
         self.assertEqual(helper.load("my_rewards.by_label", {"reward_key": "score"}), {"is_async": True})

@@ -31,7 +31,8 @@ struct RowSlice {
     const auto place = [count](std::int64_t at) {
       return std::clamp<std::int64_t>(at < 0 ? at + count : at, 0, count);
     };
-    return {begin ? place(*begin) : 0, end ? place(*end) : count};
+    const std::int64_t first = begin ? place(*begin) : 0;
+    return {first, std::max(first, end ? place(*end) : count)};
   }
 };
 

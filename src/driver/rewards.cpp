@@ -53,7 +53,9 @@ std::string function_sample(const Sample& sample, const Prompt& prompt, bool wit
                  {"response", sample.response},
                  {"response_length", sample.response_length},
                  {"label", sample.label},
-                 {"loss_mask", sample.loss_mask},
+                 // None until there is a response: generate functions give it or leave it.
+                 {"loss_mask",
+                  sample.status == SampleStatus::pending ? Json() : Json(sample.loss_mask)},
                  {"status", sample_status_name(sample.status)}};
   if (with_reward)
     fields["reward"] =

@@ -4,19 +4,10 @@ several turns of generation, filters, a reward server."""
 import http.server
 import json
 import os
-import pathlib
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
-TANDEM = BUILD / "tandem"
-MODEL = ROOT / "models/SmolLM2-135M-Instruct"
-CLOCK = ("perf/", "time")
+from tiny_run import ROOT, TinyRun, tensors_of
 
 FUNCTIONS = """
 import os, time
@@ -83,46 +74,30 @@ async def sometimes(args, sample, sampling_params):
 """
 
 
-class Functions(unittest.TestCase):
+class Functions(TinyRun):
     @classmethod
     def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-functions-"))
-        cls.model = cls.folder / "tiny"
-        subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", cls.model, "--tokenizer", MODEL,
-                        "--hidden-size", "48", "--layers", "2", "--heads", "4", "--kv-heads", "2",
-                        "--intermediate-size", "80"], check=True)
+        super().setUpClass()
         (cls.folder / "mine.py").write_text(FUNCTIONS)
 
-    @classmethod
-    def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
-
-    def run_tandem(self, name, *more, code=0, rm=("--rm-type", "last-number")):
-        arguments = [TANDEM, "train", "--hf-checkpoint", self.model, "--colocate",
+    def train(self, name, *more, code=0, rm=("--rm-type", "last-number")):
+        arguments = ["train", "--hf-checkpoint", self.model, "--colocate",
                      "--prompt-data", f"{ROOT}/examples/addition/train.jsonl@[0:32]",
                      "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
                      "--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
                      "--rollout-max-response-len", "8", "--lr", "1e-3", "--threads-per-rank", "1",
                      "--run-dir", self.folder / name, *rm, *more]
-        done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, timeout=300, cwd=ROOT,
-                              env={**os.environ, "PYTHONPATH": str(self.folder)})
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def rows(self, name):
-        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)} for line in lines]
+        return self.run_tandem(*arguments, code=code, env={**os.environ, "PYTHONPATH": str(self.folder)})
 
     def rollout(self, name, step):
-        """Tensors and texts of a saved rollout."""
+        """Samples' texts, tensors and all bytes of a saved rollout."""
         data = (self.folder / name / f"rollouts/rollout_{step:07d}.safetensors").read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:8 + size])
-        return json.loads(header["__metadata__"]["samples"]), data
+        metadata, tensors = tensors_of(data)
+        return json.loads(metadata["samples"]), tensors, data
 
     def test_a_function_equals_the_rule_that_it_spells_out(self):
-        self.run_tandem("rule")
-        self.run_tandem("function", rm=("--custom-rm-path", "examples.addition.functions.reward",
+        self.train("rule")
+        self.train("function", rm=("--custom-rm-path", "examples.addition.functions.reward",
                                         "--reward-key", "score"))
         rule, function = self.rows("rule"), self.rows("function")
         for row in function:
@@ -131,25 +106,25 @@ class Functions(unittest.TestCase):
         self.assertEqual(rule, function)
 
     def test_a_group_in_one_call(self):
-        self.run_tandem("group", rm=("--custom-rm-path", "mine.of_group", "--group-rm"))
+        self.train("group", rm=("--custom-rm-path", "mine.of_group", "--group-rm"))
         self.assertEqual([row["rollout/raw_reward"] for row in self.rows("group")], [1.5, 1.5])
 
     def test_every_failure_is_its_samples_own_and_the_run_goes_on(self):
-        out = self.run_tandem("fails", "--reward-timeout-seconds", "5", "--rm-memory-limit-mb", "1000",
+        out = self.train("fails", "--reward-timeout-seconds", "5", "--rm-memory-limit-mb", "1000",
                               rm=("--custom-rm-path", "mine.fails"))
         self.assertEqual([row["rollout/failed_samples"] for row in self.rows("fails")], [6, 6])
         for text in ("the judge is away", "mine.py:", "the reward is None", "the reward is nan",
                      "exited with code 5", "no result within 5 s", "MemoryError"):
             self.assertIn(text, out)
-        samples, _ = self.rollout("fails", 0)
+        samples = self.rollout("fails", 0)[0]
         self.assertEqual([i for i, s in enumerate(samples) if s["status"] == "failed"], [1, 2, 3, 4, 5, 6])
         self.assertIn("the judge is away", samples[1]["error"])
 
-        out = self.run_tandem("stops", "--stop-on-reward-failure", code=1, rm=("--custom-rm-path", "mine.always"))
+        out = self.train("stops", "--stop-on-reward-failure", code=1, rm=("--custom-rm-path", "mine.always"))
         self.assertIn("nothing works", out)
-        out = self.run_tandem("none", code=1, rm=("--custom-rm-path", "mine.always"))
+        out = self.train("none", code=1, rm=("--custom-rm-path", "mine.always"))
         self.assertIn("all 16 samples failed", out)
-        out = self.run_tandem("missing", code=1, rm=("--custom-rm-path", "mine.nowhere"))
+        out = self.train("missing", code=1, rm=("--custom-rm-path", "mine.nowhere"))
         self.assertIn("no function 'nowhere'", out)
         self.assertFalse((self.folder / "missing/metrics.jsonl").exists())
 
@@ -162,16 +137,16 @@ class Functions(unittest.TestCase):
             '{"id": 10254939386542155531, "text": "\u00e9", "list": [9007199254740993]}, '
             '"tools": [{"z": 72057594038135102, "a": 1}]}\n'
             '{"prompt": [{"role": "user"\n{"label": 1}\n', encoding="utf-8")
-        flags = ("--prompt-data", rows, "--chat-template-path", self.folder / "tools.jinja")
-        out = self.run_tandem("strict", *flags, code=1, rm=("--custom-rm-path", "mine.digits"))
+        flags = ("--prompt-data", rows, "--chat-template-path", self.folder / "tools.jinja", "--rollout-batch-size", "1")
+        out = self.train("strict", *flags, code=1, rm=("--custom-rm-path", "mine.digits"))
         self.assertIn("digits.jsonl: line 2: not valid JSON", out)
-        out = self.run_tandem("digits", *flags, "--skip-bad-rows", rm=("--custom-rm-path", "mine.digits"))
+        out = self.train("digits", *flags, "--skip-bad-rows", rm=("--custom-rm-path", "mine.digits"))
         for part in ("line 2 skipped", "line 3 skipped: no key 'prompt'", "1 prompts (3 rows read, 2 bad"):
             self.assertIn(part, out)
         self.assertEqual([row["rollout/raw_reward"] for row in self.rows("digits")], [1.0, 1.0])
 
     def test_gradients_that_are_not_finite_end_the_run_after_a_few(self):
-        out = self.run_tandem("huge", "--disable-grpo-std-normalization", "--num-rollout", "9", "--max-skipped-steps",
+        out = self.train("huge", "--disable-grpo-std-normalization", "--num-rollout", "9", "--max-skipped-steps",
                               "2", code=1, rm=("--custom-rm-path", "mine.huge"))
         self.assertRegex(out, "step 1: gradient norm -?(nan|inf): the optimizer step was skipped, no state changed")
         self.assertIn("--max-skipped-steps: 2 optimizer steps in a row", out)
@@ -180,44 +155,46 @@ class Functions(unittest.TestCase):
         self.assertIsNone(rows[0]["train/grad_norm"])  # JSON has no NaN
 
     def test_a_constant_reward_is_noticed(self):
-        out = self.run_tandem("constant", "--constant-reward-steps", "2", rm=("--custom-rm-path", "mine.same"))
+        out = self.train("constant", "--constant-reward-steps", "2", rm=("--custom-rm-path", "mine.same"))
         self.assertIn("the reward was 1 for every sample of the last 2 steps", out)
 
     def test_a_generate_function_of_one_turn_gives_the_engines_own_answers(self):
-        self.run_tandem("own", rm=("--custom-rm-path", "mine.by_tokens"))
-        self.run_tandem("turn", "--custom-generate-function-path", "mine.one_turn",
+        self.train("own", rm=("--custom-rm-path", "mine.by_tokens"))
+        self.train("turn", "--custom-generate-function-path", "mine.one_turn",
                         rm=("--custom-rm-path", "mine.by_tokens"))
         self.assertEqual(self.rows("own"), self.rows("turn"))
-        self.assertEqual(self.rollout("own", 1)[1], self.rollout("turn", 1)[1])
+        self.assertEqual(self.rollout("own", 1)[2], self.rollout("turn", 1)[2])
 
     def test_several_turns_keep_masks_and_agree_with_the_trainer(self):
         flags = ("--custom-generate-function-path", "examples.addition.functions.two_tries", "--reward-key", "score")
         rm = ("--custom-rm-path", "examples.addition.functions.reward")
-        self.run_tandem("turns", *flags, rm=rm)
-        for row in self.rows("turns"):
+        self.train("turns", *flags, rm=rm)
+        for step, row in enumerate(self.rows("turns")):
             self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
             # Two answers of at most 8 tokens; the words between them are in the response, not in the loss.
-            self.assertGreater(row["rollout/response_len/max"], 16)
-            self.assertLessEqual(row["train/loss_tokens"], 16 * 16)
-        self.run_tandem("turns-again", *flags, "--max-running-requests", "3", rm=rm)
+            tensors = self.rollout("turns", step)[1]
+            self.assertGreater(max(tensors["response_lengths"]), 16)
+            self.assertEqual(row["train/loss_tokens"], sum(tensors["loss_mask"]))
+            self.assertLessEqual(row["rollout/response_len/max"], 16)
+        self.train("turns-again", *flags, "--max-running-requests", "3", rm=rm)
         self.assertEqual(self.rows("turns"), self.rows("turns-again"))
-        self.assertEqual(self.rollout("turns", 1)[1], self.rollout("turns-again", 1)[1])
+        self.assertEqual(self.rollout("turns", 1)[2], self.rollout("turns-again", 1)[2])
 
     def test_a_failed_generation_is_its_samples_own(self):
-        self.run_tandem("sometimes", "--custom-generate-function-path", "mine.sometimes",
+        self.train("sometimes", "--custom-generate-function-path", "mine.sometimes",
                         rm=("--custom-rm-path", "mine.by_tokens"))
         self.assertEqual([row["rollout/failed_samples"] for row in self.rows("sometimes")], [4, 4])
         self.assertIn("the environment fell over", self.rollout("sometimes", 0)[0][0]["error"])
 
     def test_filters_draw_until_the_rollout_is_full(self):
         rm = ("--custom-rm-path", "mine.by_tokens")
-        self.run_tandem("built-in", "--dynamic-sampling-filter-path", "check_reward_nonzero_std", rm=rm)
+        self.train("built-in", "--dynamic-sampling-filter-path", "check_reward_nonzero_std", rm=rm)
         for row in self.rows("built-in"):
             self.assertEqual((row["rollout/zero_std/count"], row["rollout/num_samples"]), (0, 16))
-        self.run_tandem("even", "--dynamic-sampling-filter-path", "mine.keep_even", rm=rm)
+        self.train("even", "--dynamic-sampling-filter-path", "mine.keep_even", rm=rm)
         for row in self.rows("even"):
             self.assertEqual((row["rollout/num_prompts"], row["rollout/dynamic_filter/drop_odd"]), (8, 4))
-        out = self.run_tandem("never", "--dynamic-sampling-filter-path", "check_reward_nonzero_std", code=1,
+        out = self.train("never", "--dynamic-sampling-filter-path", "check_reward_nonzero_std", code=1,
                               rm=("--custom-rm-path", "mine.same"))
         self.assertIn("zero_std_1.0", out)
 
@@ -238,11 +215,11 @@ class Functions(unittest.TestCase):
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        self.run_tandem("remote", rm=("--rm-type", "remote_rm", "--rm-url",
+        self.train("remote", rm=("--rm-type", "remote_rm", "--rm-url",
                                       f"http://127.0.0.1:{server.server_address[1]}/judge"))
         server.shutdown()
         server.server_close()
-        samples, _ = self.rollout("remote", 0)
+        samples = self.rollout("remote", 0)[0]
         wanted = sum(len(s["response"]) % 3 for s in samples) / len(samples)
         self.assertAlmostEqual(self.rows("remote")[0]["rollout/raw_reward"], wanted)
 

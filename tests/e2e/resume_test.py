@@ -2,7 +2,6 @@
 with its newest checkpoint damaged, or with a disk that is full. Metrics (clock and memory aside),
 samples and the final model are compared bit for bit."""
 
-import json
 import os
 import random
 import resource
@@ -12,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from tiny_run import ROOT, TANDEM, TinyRun, wait_until
+from tiny_run import ROOT, TANDEM, TinyRun, tensors_of, wait_until
 
 STEPS = 14  # of 4 prompts each: three passes over the 18 prompts, with borders inside steps
 
@@ -201,17 +200,10 @@ class Resume(TinyRun):
 
     def prompts_of(self, name, id):
         """The prompts of a saved rollout as tuples of token ids, in order, each once."""
-        data = (self.folder / name / f"rollouts/rollout_{id:07d}.safetensors").read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        header, body = json.loads(data[8:8 + size]), data[8 + size:]
-
-        def tensor(key, width):
-            begin, end = header[key]["data_offsets"]
-            return [int.from_bytes(body[i:i + width], "little") for i in range(begin, end, width)]
-
-        tokens, at, prompts = tensor("tokens", 4), 0, {}
-        for total, response, prompt in zip(tensor("total_lengths", 8), tensor("response_lengths", 8),
-                                           tensor("prompt_ids", 8), strict=True):
+        _, tensors = tensors_of((self.folder / name / f"rollouts/rollout_{id:07d}.safetensors").read_bytes())
+        tokens, at, prompts = tensors["tokens"], 0, {}
+        for total, response, prompt in zip(tensors["total_lengths"], tensors["response_lengths"],
+                                           tensors["prompt_ids"], strict=True):
             prompts[prompt] = tuple(tokens[at:at + total - response])
             at += total
         return list(prompts.values())

@@ -30,6 +30,16 @@ def tiny_model(folder: pathlib.Path) -> pathlib.Path:
     return target
 
 
+def tensors_of(data):
+    """Metadata and integer tensors (flat lists) of a safetensors file's bytes."""
+    size = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:8 + size]), memoryview(data)[8 + size:]
+    formats = {"U8": "B", "I32": "i", "I64": "q", "U64": "Q"}
+    tensors = {name: body[slice(*entry["data_offsets"])].cast(formats[entry["dtype"]]).tolist()
+               for name, entry in header.items() if entry.get("dtype") in formats}
+    return header["__metadata__"], tensors
+
+
 def processes():
     """(pid, words of the command line, parent) of every process."""
     found = []

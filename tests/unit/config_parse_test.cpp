@@ -130,7 +130,7 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
   Config config;
   const Words words = words_of(
       "--hf-checkpoint no/such/model --lr fast --rollout-batch-size 7 --n-samples-per-prompt 8 "
-      "--global-batch-size 256 --custom-generate-function-path f.py --lora-rank 8 --rolout-seed 1 "
+      "--global-batch-size 256 --partial-rollout --lora-rank 8 --rolout-seed 1 "
       "--eps-clip 2 "
       "--rollout-temperature 0 --prompt-data no/such.jsonl --rm-type math --label-key label");
   std::string text;
@@ -141,7 +141,7 @@ TEST(Parse, ReportsAllFaultsAtOnce) {
   }
   for (const char* part :
        {"--lr: found 'fast'", "--global-batch-size: found 256",
-        "--custom-generate-function-path: f.py", "--lora-rank 8: not built yet",
+        "--partial-rollout: true is not built yet", "--lora-rank 8: not built yet",
         "did you mean --rollout-seed?", "--eps-clip: found 2", "--rollout-temperature: found 0",
         "--rollout-num-gpus: not given", "--num-rollout: neither",
         "--rollout-max-response-len: not given", "'no/such/model' is not a folder",

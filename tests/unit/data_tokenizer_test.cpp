@@ -221,6 +221,7 @@ TEST_F(TokenizerTest, PlainPromptsAndTemplateFaults) {
   EXPECT_TRUE(error_of([&] {
                 load_prompts(file, tokenizer);
               }).starts_with("--apply-chat-template-kwargs: found an array"));
+  file.apply_chat_template_kwargs = "{}";
   file.path = folder_ + "/rows.parquet";
   EXPECT_NE(error_of([&] { load_prompts(file, tokenizer); }).find("arquet"), std::string::npos);
 }

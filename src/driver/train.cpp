@@ -348,7 +348,7 @@ std::optional<TrainBatch> TrainLoop::make_batch(std::int64_t id, Row& row) {
   const GroupAdvantages advantages = set_advantages(batch, config_.algorithm);
   add_rollout_metrics(row, batch.samples, advantages, generated - start,
                       config_.cluster.rollout_num_gpus.value());
-  add_selection_metrics(row, *drawn);
+  if (!config_.debug.debug_train_only) add_selection_metrics(row, *drawn);
   return batch;
 }
 

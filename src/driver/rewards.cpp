@@ -46,17 +46,17 @@ std::string function_log(const Config& config, std::string_view kind) {
 }
 
 std::string function_sample(const Sample& sample, const Prompt& prompt, bool with_reward) {
-  Json fields = {{"index", sample.id},
-                 {"group_index", sample.prompt_id},
-                 {"prompt", prompt.text},
-                 {"tokens", sample.tokens},
-                 {"response", sample.response},
-                 {"response_length", sample.response_length},
-                 {"label", sample.label},
-                 // None until there is a response: generate functions give it or leave it.
-                 {"loss_mask",
-                  sample.status == SampleStatus::pending ? Json() : Json(sample.loss_mask)},
-                 {"status", sample_status_name(sample.status)}};
+  Json fields = {
+      {"index", sample.id},
+      {"group_index", sample.prompt_id},
+      {"prompt", prompt.text},
+      {"tokens", sample.tokens},
+      {"response", sample.response},
+      {"response_length", sample.response_length},
+      {"label", sample.label},
+      // None until there is a response: generate functions give it or leave it.
+      {"loss_mask", sample.status == SampleStatus::pending ? Json() : Json(sample.loss_mask)},
+      {"status", sample_status_name(sample.status)}};
   if (with_reward)
     fields["reward"] =
         sample.reward_parts.empty() ? Json(sample.reward) : Json(sample.reward_parts);

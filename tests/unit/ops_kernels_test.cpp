@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -92,6 +93,42 @@ TEST_P(EachTable, PanelsKeepEveryValueInPlace) {
     const std::int32_t id = n - 1;
     k->gather_rows(e, p.data(), cols, &id, 1, row.data());
     EXPECT_EQ(0, std::memcmp(row.values().data(), w.values.data() + id * cols, cols * 4));
+  }
+}
+
+// One tensor's checksum is that of its parts, in panels and row-major alike, and does not see what
+// pads them.
+TEST_P(EachTable, ChecksumsAgreeAcrossLayouts) {
+  using Sums = std::array<std::uint32_t, 2>;
+  for (auto [n, cols] : {std::pair{1, 1}, {16, 8}, {17, 5}, {40, 33}, {64, 24}}) {
+    const Typed w(*k, e, random_floats(n * cols, 1));
+    auto p = panels(*k, e, w.values, n, cols);
+    constexpr std::int64_t kFirst = 1000;  // row of the whole tensor
+    Sums flat{}, whole{}, parts{}, copied{};
+    k->checksum_flat(e, w.data(), n, cols, kFirst, flat.data());
+    k->checksum_panels(e, p.data(), cols, 0, n, kFirst, whole.data());
+    for (std::int64_t row = 0; row < n; row += 7)
+      k->checksum_panels(e, p.data(), cols, row, std::min<std::int64_t>(7, n - row), kFirst + row,
+                         parts.data());
+    std::vector<char> room(p.size() + 32);
+    char* to = room.data() + (32 - reinterpret_cast<std::uintptr_t>(room.data()) % 32) % 32;
+    k->copy_panels(e, p.data(), to, cols, n, kFirst, copied.data());
+    EXPECT_EQ(whole, flat);
+    EXPECT_EQ(parts, flat);
+    EXPECT_EQ(copied, flat);
+    std::vector<float> back(w.values.size());
+    k->read_panels(e, to, cols, 0, n, back.data());
+    EXPECT_EQ(back, w.values);
+    // Another place, or one changed bit, shows.
+    Sums moved{}, changed{};
+    k->checksum_flat(e, w.data(), n, cols, kFirst + 1, moved.data());
+    EXPECT_NE(moved, flat);
+    const std::size_t last = static_cast<std::size_t>(n) * cols * (e == Element::f32 ? 4 : 2) - 1;
+    std::vector<char> bytes(last + 1);
+    std::memcpy(bytes.data(), w.data(), bytes.size());
+    bytes[last] = static_cast<char>(bytes[last] ^ 1);
+    k->checksum_flat(e, bytes.data(), n, cols, kFirst, changed.data());
+    EXPECT_NE(changed, flat);
   }
 }
 

@@ -1,9 +1,10 @@
-// The additive checksum of weights: two sums modulo 2^32 of terms that mix an element's bits with
-// its index in the whole Hugging Face tensor. Addition has no order, so a tensor, its
-// tensor-parallel slices and any cut into boxes compare, whatever layout each holds them in, and a
-// row at the wrong place shows. Both multiplications are by odd numbers, so each term is a
-// bijection of the bits: one wrong element always changes the first sum. It guards against faults,
-// not against an adversary.
+// The additive checksum of weights: two sums modulo 2^32 of terms that mix a word's bits with its
+// index in the whole Hugging Face tensor. A word is one f32 or two bf16 side by side in a row (the
+// last of an odd row alone), so word w of row r has the index r · words a row + w in every layout.
+// Addition has no order, so a tensor, its tensor-parallel slices and any cut into boxes of rows
+// compare, whatever layout each holds them in, and a row at the wrong place shows. Both
+// multiplications are by odd numbers, so each term is a bijection of the bits: one wrong word
+// always changes the first sum. It guards against faults, not against an adversary.
 #pragma once
 
 #include <bit>
@@ -15,96 +16,138 @@ namespace tandem::TD_ISA {
 
 inline constexpr std::uint32_t kIndexKey = 0x9e3779b1u;
 
-// key = index · kIndexKey
-inline std::uint32_t first_term(std::uint32_t key, std::uint32_t bits) {
-  return (bits + key) * ((key >> 15 ^ key << 17) | 1u);
+template <class E>
+inline constexpr std::int64_t kWordElements = 4 / sizeof(E);
+template <class E>
+inline constexpr std::int64_t words_of(std::int64_t cols) {
+  return (cols + kWordElements<E> - 1) / kWordElements<E>;
 }
-inline std::uint32_t second_term(std::uint32_t first) {
-  return (first ^ first >> 16) * 0x85ebca6bu;
+// What counts of a row's last word.
+template <class E>
+inline constexpr std::uint32_t last_mask(std::int64_t cols) {
+  return cols % kWordElements<E> == 0 ? 0xffffffffu : 0xffffu;
 }
 
-inline std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
-inline std::uint32_t bits_of(bf16 x) { return x.bits; }
-
-// Eight of a panel's sixteen rows side by side.
+// Eight words side by side. Not passed by value: without AVX that would have an ABI of its own.
 using U8 = std::uint32_t __attribute__((vector_size(32)));
-struct HalfPanel {
-  U8 keys, a, b;
-  void add(U8 at, U8 bits) {
-    const U8 t = (bits + at) * ((at >> 15 ^ at << 17) | 1u);
+struct Sum8 {
+  U8 keys, a, b;  // keys: of the next eight words, index · kIndexKey
+  void add(const U8& words) {
+    const U8 t = (words + keys) * ((keys >> 15 ^ keys << 17) | 1u);
     a += t;
     b += (t ^ t >> 16) * 0x85ebca6bu;
   }
 };
-
-inline void sum_half(const float* column, std::uint32_t cols, HalfPanel& h) {
-  HalfPanel s = h;
-  for (std::uint32_t c = 0; c < cols; ++c, s.keys += kIndexKey) {
-    U8 bits;
-    std::memcpy(&bits, column + c * 16, sizeof bits);
-    s.add(s.keys, bits);
-  }
-  h = s;
+// Past the caches: what is written is not read again here. p is 32-byte aligned.
+inline void stream_words(std::uint32_t* p, const U8& words) {
+#if defined(__AVX2__)
+  __m256i x;
+  std::memcpy(&x, &words, sizeof x);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x);
+#else
+  std::memcpy(p, &words, sizeof words);
+#endif
 }
-// Pairs of columns in the halves of a word; the last second half may be padding.
-inline void sum_half(const bf16* column, std::uint32_t cols, HalfPanel& h) {
-  HalfPanel s = h;
-  U8 words;
-  for (std::uint32_t c = 0; c + 1 < cols; c += 2, s.keys += 2 * kIndexKey) {
-    std::memcpy(&words, column + c * 16, sizeof words);
-    s.add(s.keys, words & 0xffffu);
-    s.add(s.keys + kIndexKey, words >> 16);
-  }
-  if (cols % 2 != 0) {
-    std::memcpy(&words, column + (cols - 1) * 16, sizeof words);
-    s.add(s.keys, words & 0xffffu);
-  }
-  h = s;
+inline void finish_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
 }
 
-// Rows [row_begin, row_begin + rows) of panels with k columns; element (row, c) has the index
-// first_index + (row - row_begin)·k + c.
-template <class E>
-void checksum_panels(const void* w, std::int64_t k, std::int64_t row_begin, std::int64_t rows,
-                     std::int64_t first_index, std::uint32_t* sums) {
-  const E* we = static_cast<const E*>(w);
+// Eight of a panel's sixteen rows; word w of them stands at from[16 · w]. `to` (may be null) gets a
+// copy.
+template <bool kCopies>
+void sum_half_panel(const std::uint32_t* from, std::uint32_t* to, std::int64_t words,
+                    std::uint32_t mask, Sum8& sum) {
+  Sum8 s = sum;
+  U8 x;
+  for (std::int64_t w = 0; w < words; ++w, s.keys += kIndexKey) {
+    std::memcpy(&x, from + w * 16, sizeof x);
+    if constexpr (kCopies) stream_words(to + w * 16, x);
+    if (w + 1 == words) x &= mask;
+    s.add(x);
+  }
+  sum = s;
+}
+
+// Rows [row_begin, row_begin + rows) of panels with k columns, the first of which is row first_row
+// of its tensor. kCopies: panel by panel to `to` as well; row_begin is then the first of a panel.
+template <class E, bool kCopies>
+void sum_panels(const void* from, void* to, std::int64_t k, std::int64_t row_begin,
+                std::int64_t rows, std::int64_t first_row, std::uint32_t* sums) {
+  const std::int64_t words = words_of<E>(k), stride = 16 * words;
+  const auto* source = static_cast<const std::uint32_t*>(from);
+  auto* target = static_cast<std::uint32_t*>(to);
   const std::int64_t first = row_begin / 16, last = (row_begin + rows + 15) / 16;
   std::uint32_t a = 0, b = 0;
 #pragma omp parallel for schedule(dynamic, 4) reduction(+ : a, b)
   for (std::int64_t p = first; p < last; ++p) {
     for (std::int64_t half = 0; half < 2; ++half) {
-      const std::int64_t row = p * 16 + half * 8;
-      HalfPanel s{};
+      const std::int64_t row = p * 16 + half * 8, at = p * stride + half * 8;
+      Sum8 s{};
       for (std::int64_t r = 0; r < 8; ++r)
-        s.keys[r] = static_cast<std::uint32_t>(first_index + (row + r - row_begin) * k) * kIndexKey;
-      constexpr std::int64_t kHalf = 8 * 4 / sizeof(E);  // elements from one half to the other
-      sum_half(we + p * panel_stride(k, E{}) + half * kHalf, static_cast<std::uint32_t>(k), s);
+        s.keys[r] =
+            static_cast<std::uint32_t>((first_row + row + r - row_begin) * words) * kIndexKey;
+      sum_half_panel<kCopies>(source + at, kCopies ? target + at : nullptr, words, last_mask<E>(k),
+                              s);
       for (std::int64_t r = 0; r < 8; ++r) {
         if (row + r < row_begin || row + r >= row_begin + rows) continue;
         a += s.a[r];
         b += s.b[r];
       }
     }
+    if constexpr (kCopies) finish_streams();
   }
   sums[0] += a;
   sums[1] += b;
 }
 
+template <class E>
+void checksum_panels(const void* w, std::int64_t k, std::int64_t row_begin, std::int64_t rows,
+                     std::int64_t first_row, std::uint32_t* sums) {
+  sum_panels<E, false>(w, nullptr, k, row_begin, rows, first_row, sums);
+}
+template <class E>
+void copy_panels(const void* from, void* to, std::int64_t k, std::int64_t rows,
+                 std::int64_t first_row, std::uint32_t* sums) {
+  sum_panels<E, true>(from, to, k, 0, rows, first_row, sums);
+}
+
+// `count` words in a row, the first with that index; the last one is masked.
+inline void sum_words(const void* x, std::int64_t count, std::int64_t index, std::uint32_t mask,
+                      std::uint32_t* sums) {
+  const auto* bytes = static_cast<const std::byte*>(x);
+  Sum8 s{};
+  for (std::int64_t i = 0; i < 8; ++i)
+    s.keys[i] = static_cast<std::uint32_t>(index + i) * kIndexKey;
+  for (std::int64_t at = 0; at < count; at += 8, s.keys += 8 * kIndexKey) {
+    const std::int64_t n = std::min<std::int64_t>(8, count - at);
+    U8 words{};
+    std::memcpy(&words, bytes + at * 4, static_cast<std::size_t>(n) * 4);
+    if (at + n == count) words[n - 1] &= mask;
+    const U8 a = s.a, b = s.b;
+    s.add(words);
+    for (std::int64_t i = n; i < 8; ++i) s.a[i] = a[i], s.b[i] = b[i];  // words that are not there
+  }
+  for (std::int64_t i = 0; i < 8; ++i) {
+    sums[0] += s.a[i];
+    sums[1] += s.b[i];
+  }
+}
+
 // The same of row-major elements.
 template <class E>
-void checksum_flat(const void* x, std::int64_t count, std::int64_t first_index,
+void checksum_flat(const void* x, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
                    std::uint32_t* sums) {
-  const E* xe = static_cast<const E*>(x);
-  const auto origin = static_cast<std::uint32_t>(first_index) * kIndexKey;
-  std::uint32_t a = 0, b = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t t =
-        first_term(origin + static_cast<std::uint32_t>(i) * kIndexKey, bits_of(xe[i]));
-    a += t;
-    b += second_term(t);
+  const std::int64_t words = words_of<E>(cols);
+  if (cols % kWordElements<E> == 0)
+    return sum_words(x, rows * words, first_row * words, 0xffffffffu, sums);
+  const E* row = static_cast<const E*>(x);
+  std::vector<std::uint32_t> padded(static_cast<std::size_t>(words));
+  for (std::int64_t r = 0; r < rows; ++r, row += cols) {
+    std::memcpy(padded.data(), row, static_cast<std::size_t>(cols) * sizeof(E));
+    sum_words(padded.data(), words, (first_row + r) * words, last_mask<E>(cols), sums);
   }
-  sums[0] += a;
-  sums[1] += b;
 }
 
 }  // namespace tandem::TD_ISA

@@ -159,12 +159,16 @@ struct Kernels {
   void (*sample)(const float* logits, std::int64_t vocab, const SampleRow* draws,
                  std::int64_t num_draws, std::int32_t* tokens, float* log_probs);
 
-  // Adds the checksum (checksum.h) of rows of panels, or of row-major elements, to sums[2]; the first
-  // element has index first_index in its whole tensor.
+  // Adds the checksum (checksum.h) of rows of panels, or of row-major elements, to sums[2]; the
+  // first row is row first_row of its whole tensor.
   void (*checksum_panels)(Element, const void* w, std::int64_t k, std::int64_t row_begin,
-                          std::int64_t rows, std::int64_t first_index, std::uint32_t* sums);
-  void (*checksum_flat)(Element, const void* x, std::int64_t count, std::int64_t first_index,
-                        std::uint32_t* sums);
+                          std::int64_t rows, std::int64_t first_row, std::uint32_t* sums);
+  void (*checksum_flat)(Element, const void* x, std::int64_t rows, std::int64_t cols,
+                        std::int64_t first_row, std::uint32_t* sums);
+  // Whole panels of `rows` rows (rounded up) from one place to another, and the checksum of those
+  // rows in the same pass. Both begin at a panel and are 32-byte aligned.
+  void (*copy_panels)(Element, const void* from, void* to, std::int64_t k, std::int64_t rows,
+                      std::int64_t first_row, std::uint32_t* sums);
 
   // Sum of squares in double over chunks of 65,536 elements: sums[ceil(count/65536)], the host's.
   void (*sum_squares)(const float* x, std::int64_t count, double* sums);

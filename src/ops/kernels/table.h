@@ -48,6 +48,7 @@ constexpr Kernels make_table(const char* name) {
           .sample = &sample,
           .checksum_panels = TD_PICK(checksum_panels),
           .checksum_flat = TD_PICK(checksum_flat),
+          .copy_panels = TD_PICK(copy_panels),
           .sum_squares = &sum_squares,
           .add_f32 = &add_f32,
           .copy_f32 = &copy_f32,

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/safetensors.h"
+#include "base/text.h"
 
 namespace tandem {
 namespace {
@@ -226,8 +227,10 @@ std::string encode_batch(const TrainBatch& batch) {
   if (!batch.trainer_log_probs.empty()) {
     tensors.push_back(view_of("trainer_log_probs", columns.trainer_log_probs));
   }
-  return encode_safetensors(tensors,
-                            {{"format", std::string(kFormat)}, {"samples", texts_json(batch)}});
+  SafetensorsMetadata metadata{{"format", std::string(kFormat)}, {"samples", texts_json(batch)}};
+  if (batch.trainer_version > 0)
+    metadata["trainer_version"] = std::to_string(batch.trainer_version);
+  return encode_safetensors(tensors, metadata);
 }
 
 TrainBatch decode_batch(std::span<const std::byte> body, std::string_view source) {
@@ -249,6 +252,12 @@ TrainBatch decode_batch(std::span<const std::byte> body, std::string_view source
   check_columns(columns, texts.size(), source);
 
   TrainBatch batch;
+  if (const auto version = header.metadata.find("trainer_version");
+      version != header.metadata.end()) {
+    const auto number = parse_int(version->second);
+    TD_CHECK(number, "{}: trainer_version '{}' is no number", source, version->second);
+    batch.trainer_version = *number;
+  }
   batch.advantages = columns.advantages;
   const bool has_trainer = header.find("trainer_log_probs") != nullptr;
   if (has_trainer) {

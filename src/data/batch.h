@@ -9,7 +9,7 @@
 //   log_probs f32, loss_mask u8, weight_versions i64   [sum of response_lengths]
 //   trainer_log_probs          f32 [sum of response_lengths], only where they are known
 // Metadata: format = "tandem-batch-1"; samples = JSON array of {response, label, status, finish}
-// and error where a sample failed.
+// and error where a sample failed; trainer_version where it is known.
 // Floats keep their bits. Invariant: what is encoded or decoded has passed check_batch.
 #pragma once
 
@@ -28,6 +28,7 @@ struct TrainBatch {
   std::vector<float> advantages;  // one per sample
   // The trainer's log-probabilities, one per response token of each sample; empty: not computed.
   std::vector<std::vector<float>> trainer_log_probs;
+  std::int64_t trainer_version = 0;  // of the weights that train on it; 0: not known
 };
 
 // The words of the wire: "completed", "stop", …

@@ -113,13 +113,24 @@ std::vector<Leaf> plan_leaves(std::span<const PackItem> items, const PackOptions
 
 std::pair<std::int64_t, std::int64_t> leaves_of_rank(std::int64_t num_leaves, std::int64_t rank,
                                                      std::int64_t num_ranks) {
-  TD_CHECK(is_power_of_two(num_leaves) && is_power_of_two(num_ranks) && num_ranks <= num_leaves,
-           "--gradient-leaves: {} leaves over {} data ranks; both must be powers of two, with at "
-           "least one leaf a rank",
+  TD_CHECK(is_power_of_two(num_leaves) && num_ranks > 0 && num_ranks <= num_leaves,
+           "--gradient-leaves: {} leaves over {} data ranks; a power of two wanted, with at least "
+           "one leaf a rank",
            num_leaves, num_ranks);
   assert(rank >= 0 && rank < num_ranks);
-  const std::int64_t each = num_leaves / num_ranks;
-  return {rank * each, (rank + 1) * each};
+  return {num_leaves * rank / num_ranks, num_leaves * (rank + 1) / num_ranks};
+}
+
+std::vector<TreeNode> tree_nodes(std::int64_t first, std::int64_t last) {
+  std::vector<TreeNode> nodes;
+  while (first < last) {
+    int level = 0;
+    while (first % (std::int64_t{2} << level) == 0 && first + (std::int64_t{2} << level) <= last)
+      ++level;
+    nodes.push_back({level, first >> level});
+    first += std::int64_t{1} << level;
+  }
+  return nodes;
 }
 
 }  // namespace tandem

@@ -2,9 +2,10 @@
 //
 // The gradient of the batch is the sum over leaves in a fixed binary tree, a leaf's the sum over
 // its micro-batches in order. Leaves are contiguous ranges of sample-id order and their number does
-// not depend on the ranks; 1, 2, 4 … ranks own whole subtrees. Invariant: the plan is a function of
-// (ids, lengths, number of leaves, cap, sharing) alone: never of ranks, order of arrival or thread
-// count. That is what makes gradients equal bit for bit on any number of ranks.
+// not depend on the ranks; a rank owns consecutive leaves, that is a few whole subtrees (one, where
+// the number of ranks is a power of two). Invariant: the plan is a function of (ids, lengths,
+// number of leaves, cap, sharing) alone: never of ranks, order of arrival or thread count. That is
+// what makes gradients equal bit for bit on any number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,21 @@ struct Leaf {
 // allow.
 std::vector<Leaf> plan_leaves(std::span<const PackItem> items, const PackOptions& options);
 
-// The leaves [first, last) of a data rank. num_ranks must be a power of two up to num_leaves.
+// The leaves [first, last) of a data rank: as even as whole leaves allow. At most num_leaves ranks.
 std::pair<std::int64_t, std::int64_t> leaves_of_rank(std::int64_t num_leaves, std::int64_t rank,
                                                      std::int64_t num_ranks);
+
+// A node of the tree over leaves: leaves [index · 2^level, (index + 1) · 2^level).
+struct TreeNode {
+  int level = 0;
+  std::int64_t index = 0;
+  bool operator==(const TreeNode&) const = default;
+};
+// Whether the tree adds b, which comes after a, to a.
+constexpr bool are_siblings(const TreeNode& a, const TreeNode& b) {
+  return a.level == b.level && a.index % 2 == 0 && b.index == a.index + 1;
+}
+// The largest nodes that leaves [first, last) consist of, in order; at most two a level.
+std::vector<TreeNode> tree_nodes(std::int64_t first, std::int64_t last);
 
 }  // namespace tandem

@@ -54,7 +54,7 @@ MismatchCorrection correct_mismatch(std::span<const float> trainer_log_probs,
     if (!loss_mask[t]) continue;
     const double ratio = ratio_at(logs, t, a.tis_level);
     out.ratio[t] = static_cast<float>(ratio);
-    if (a.use_tis) {
+    if (a.uses_tis()) {
       const bool out_of_bounds = outside(ratio, a.tis_clip_low, a.tis_clip);
       double weight = ratio;
       if (a.tis_mode == TisMode::clip) weight = std::clamp(ratio, a.tis_clip_low, a.tis_clip);

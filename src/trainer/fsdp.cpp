@@ -131,7 +131,7 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
   for (std::int64_t l = first; l < last; ++l)
     progress.total += static_cast<std::int64_t>(leaves[l].micro_batches.size());
   const double start = monotonic_seconds();
-  gradients_.begin_batch();
+  gradients_.begin_batch(first);
   for (std::int64_t l = first; l < last; ++l) {
     actor_.model().set_grads(gradients_.begin_leaf());
     for (const MicroBatch& m : leaves[l].micro_batches) {
@@ -148,7 +148,7 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
   const OptimizerConfig& o = setup_.optimizer;
   StepMetrics metrics;
   metrics.lr = learning_rate(o, optimizer_.steps(), total_steps);
-  metrics.grad_norm = optimizer_.step(gradients_.total(),
+  metrics.grad_norm = optimizer_.step(gradients_.sums(), setup_.train.gradient_leaves,
                                       {.lr = static_cast<float>(metrics.lr),
                                        .beta1 = static_cast<float>(o.adam_beta1),
                                        .beta2 = static_cast<float>(o.adam_beta2),
@@ -163,28 +163,61 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
   if (!input.values.corrections.empty())  // of the whole rollout, so every rank has them all
     for (const std::int64_t i : input.samples)
       record_mismatch(input, i, input.values.corrections[i], means);
-  means.report(metrics);
+  means.report(metrics, origins(input));
   for (const std::int64_t i : input.samples)
     metrics.loss_tokens += input.batch.samples[i].loss_tokens();
   metrics.num_samples = static_cast<std::int64_t>(input.samples.size());
   return metrics;
 }
 
-FsdpTrainer::RolloutValues FsdpTrainer::fix_values(const TrainBatch& batch, std::int64_t steps,
+// How old each sample of the step is, and what it weighs.
+std::vector<SampleOrigin> FsdpTrainer::origins(const StepInput& input) const {
+  std::vector<SampleOrigin> out;
+  for (const std::int64_t i : input.samples) {
+    const Sample& s = input.batch.samples[i];
+    const std::int64_t tokens = s.loss_tokens(), present = input.batch.trainer_version;
+    SampleOrigin origin{.lag = 0, .weight = 0};
+    if (tokens > 0) origin.weight = input.weights.mean(tokens) * static_cast<double>(tokens);
+    if (present > 0 && !s.weight_versions.empty())
+      origin.lag = present - *std::ranges::min_element(s.weight_versions);
+    out.push_back(origin);
+  }
+  return out;
+}
+
+FsdpTrainer::Steps FsdpTrainer::cut_into_steps(const TrainBatch& batch) const {
+  const std::vector<std::int64_t> order = order_by_id(batch);
+  const std::int64_t steps = setup_.train.num_steps_per_rollout.value_or(1);
+  const auto count = static_cast<std::int64_t>(order.size());
+  TD_CHECK(count > 0 && count % steps == 0,
+           "--num-steps-per-rollout: {} samples cannot be cut into {} equal optimizer steps", count,
+           steps);
+  Steps out;
+  for (std::int64_t s = 0; s < steps; ++s)
+    out.emplace_back(order.begin() + s * (count / steps),
+                     order.begin() + (s + 1) * (count / steps));
+  return out;
+}
+
+FsdpTrainer::RolloutValues FsdpTrainer::fix_values(const TrainBatch& batch, const Steps& steps,
                                                    TrainResult& result) {
   const AlgorithmConfig& a = setup_.algorithm;
   RolloutValues values;
+  // A single step's own forward gives the old log-probabilities; --ci-test compares it with one
+  // before it.
+  const bool several = steps.size() > 1 || setup_.train.ci_test;
   const bool scores_old = a.rejects_tokens() ||
-                          ((a.get_mismatch_metrics || a.use_rollout_entropy) && steps > 1) ||
-                          ((a.kl_coef != 0.0 || steps > 1) && !a.use_rollout_logprobs);
+                          ((a.get_mismatch_metrics || a.use_rollout_entropy) && several) ||
+                          ((a.kl_coef != 0.0 || several) && !a.use_rollout_logprobs);
   double start = monotonic_seconds();
   if (scores_old)
-    std::tie(values.old_log_probs, values.entropies) = score(actor_, batch, a.use_rollout_entropy);
+    std::tie(values.old_log_probs, values.entropies) =
+        score(actor_, batch, steps, a.use_rollout_entropy);
   result.log_probs_seconds = monotonic_seconds() - start;
   start = monotonic_seconds();
   if (a.uses_reference()) {
     TD_CHECK(reference_, "reference model: there is none, but the settings ask for a KL");
-    values.reference_log_probs = score(*reference_, batch, false).first;
+    values.reference_log_probs = score(*reference_, batch, steps, false).first;
   }
   if (reference_) result.reference_seconds = monotonic_seconds() - start;
   if (scores_old && measures_mismatch())
@@ -215,12 +248,7 @@ FsdpTrainer::RolloutValues FsdpTrainer::fix_values(const TrainBatch& batch, std:
 }
 
 TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps) {
-  const std::vector<std::int64_t> order = order_by_id(batch);
-  const std::int64_t steps = setup_.train.num_steps_per_rollout.value_or(1);
-  const auto count = static_cast<std::int64_t>(order.size());
-  TD_CHECK(count > 0 && count % steps == 0,
-           "--num-steps-per-rollout: {} samples cannot be cut into {} equal optimizer steps", count,
-           steps);
+  const Steps steps = cut_into_steps(batch);
   progress.done = progress.total = 0;
   TrainResult result;
   const RolloutValues values = fix_values(batch, steps, result);
@@ -231,28 +259,26 @@ TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps
       without_rejected->samples[i].loss_mask = values.corrections[i].mask;
   }
   const TrainBatch& kept = without_rejected ? *without_rejected : batch;
-  for (std::int64_t s = 0; s < steps; ++s) {
-    const std::vector<std::int64_t> samples(order.begin() + s * (count / steps),
-                                            order.begin() + (s + 1) * (count / steps));
+  for (const auto& samples : steps) {
     const StepInput input{.batch = kept,
                           .whole = batch,
                           .values = values,
                           .samples = samples,
                           .weights = token_weights(kept, samples),
                           .whole_weights = token_weights(batch, samples),
-                          .first = s == 0,
-                          .single = steps == 1};
+                          .first = result.steps.empty(),
+                          .single = steps.size() == 1};
     result.steps.push_back(train_step(input, total_steps, result));
   }
   return result;
 }
 
 TokenValues FsdpTrainer::log_probs(const TrainBatch& batch) {
-  return score(actor_, batch, false).first;
+  return score(actor_, batch, {order_by_id(batch)}, false).first;
 }
 
 std::pair<TokenValues, TokenValues> FsdpTrainer::score(PackedModel& model, const TrainBatch& batch,
-                                                       bool with_entropy) {
+                                                       const Steps& steps, bool with_entropy) {
   at::NoGradGuard no_grad;
   std::vector<std::int64_t> offsets;
   std::int64_t total = 0;
@@ -262,23 +288,28 @@ std::pair<TokenValues, TokenValues> FsdpTrainer::score(PackedModel& model, const
   }
   // Each token is computed by one rank, the others add 0: exact.
   std::vector<float> flat(static_cast<std::size_t>(total) * (with_entropy ? 2 : 1), 0.0f);
-  const auto leaves = plan(batch, order_by_id(batch));
   const auto [first, last] =
       leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
-  for (std::int64_t l = first; l < last; ++l)
-    for (const MicroBatch& m : leaves[l].micro_batches) {
-      PackedBatch packed(samples_of(batch, m), setup_.train.share_prompt);
-      if (packed.loss.empty()) continue;
-      const LogProbs scored = model.log_probs(packed, setup_.temperature, with_entropy);
-      const at::Tensor values = scored.log_probs.to(at::kCPU);
-      const at::Tensor entropy = with_entropy ? scored.entropy.to(at::kCPU) : at::Tensor();
-      for (std::size_t i = 0; i < packed.loss.size(); ++i) {
-        const LossToken& token = packed.loss[i];
-        const std::int64_t at = offsets[m.samples[token.sample]] + token.position;
-        flat[at] = values.data_ptr<float>()[i];
-        if (with_entropy) flat[total + at] = entropy.data_ptr<float>()[i];
-      }
+  std::vector<MicroBatch> micro_batches;
+  for (const auto& samples : steps) {
+    const auto leaves = plan(batch, samples);
+    for (std::int64_t l = first; l < last; ++l)
+      micro_batches.insert(micro_batches.end(), leaves[l].micro_batches.begin(),
+                           leaves[l].micro_batches.end());
+  }
+  for (const MicroBatch& m : micro_batches) {
+    PackedBatch packed(samples_of(batch, m), setup_.train.share_prompt);
+    if (packed.loss.empty()) continue;
+    const LogProbs scored = model.log_probs(packed, setup_.temperature, with_entropy);
+    const at::Tensor values = scored.log_probs.to(at::kCPU);
+    const at::Tensor entropy = with_entropy ? scored.entropy.to(at::kCPU) : at::Tensor();
+    for (std::size_t i = 0; i < packed.loss.size(); ++i) {
+      const LossToken& token = packed.loss[i];
+      const std::int64_t at = offsets[m.samples[token.sample]] + token.position;
+      flat[at] = values.data_ptr<float>()[i];
+      if (with_entropy) flat[total + at] = entropy.data_ptr<float>()[i];
     }
+  }
   if (group_.size() > 1) group_.all_reduce_sum(std::span<float>(flat));
   std::pair<TokenValues, TokenValues> out;
   for (std::size_t i = 0; i < batch.samples.size(); ++i) {

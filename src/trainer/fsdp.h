@@ -34,6 +34,7 @@ class FsdpTrainer final : public Trainer {
   ShardFile save(const std::string& folder, const SaveOptions& options) override;
   void load(const std::string& folder, const SaveOptions& options) override;
   void publish() override { optimizer_.publish(weights_.arena); }
+  void gather(std::span<float> flat) override { optimizer_.gather(flat); }
 
  private:
   // What is fixed before the first optimizer step of a rollout.
@@ -56,10 +57,14 @@ class FsdpTrainer final : public Trainer {
   struct Scored;  // one micro-batch's forward, with what it is compared with
 
   std::vector<Leaf> plan(const TrainBatch& batch, const std::vector<std::int64_t>& samples) const;
-  // Log-probabilities (and entropies) of every loss token, gathered over ranks; 0 elsewhere.
+  // Samples of each optimizer step of a rollout, as indices in id order.
+  using Steps = std::vector<std::vector<std::int64_t>>;
+  Steps cut_into_steps(const TrainBatch& batch) const;
+  // Log-probabilities (and entropies) of every loss token, gathered over ranks; 0 elsewhere. Each
+  // step's samples are packed as the step packs them.
   std::pair<TokenValues, TokenValues> score(PackedModel& model, const TrainBatch& batch,
-                                            bool with_entropy);
-  RolloutValues fix_values(const TrainBatch& batch, std::int64_t steps, TrainResult& result);
+                                            const Steps& steps, bool with_entropy);
+  RolloutValues fix_values(const TrainBatch& batch, const Steps& steps, TrainResult& result);
   StepMetrics train_step(const StepInput& input, std::int64_t total_steps, TrainResult& result);
   void run_micro_batch(const StepInput& input, const MicroBatch& micro, TokenMeans& means);
   bool learns(const StepInput& input, const MicroBatch& micro) const;
@@ -69,6 +74,7 @@ class FsdpTrainer final : public Trainer {
               TokenMeans& means) const;
   void record_mismatch(const StepInput& input, std::int64_t sample,
                        const MismatchCorrection& correction, TokenMeans& means) const;
+  std::vector<SampleOrigin> origins(const StepInput& input) const;
   bool reference_moves() const;
   bool measures_mismatch() const;
   bool measures_rollout_entropy(const StepInput& input) const;

@@ -42,7 +42,7 @@ double rollout_kl(double d) {
 
 bool FsdpTrainer::measures_mismatch() const {
   const AlgorithmConfig& a = setup_.algorithm;
-  return a.use_tis || a.use_rs || a.get_mismatch_metrics;
+  return a.uses_tis() || a.use_rs || a.get_mismatch_metrics;
 }
 
 // Whether this step's forward is also the one from before the first step.
@@ -117,7 +117,7 @@ FsdpTrainer::Scored FsdpTrainer::compare(const StepInput& input, const MicroBatc
       record_mismatch(input, index, own[index], means);
     }
   }
-  if (a.use_tis)
+  if (a.uses_tis())
     s.input.policy_weights = there(gather([&](std::int64_t i) -> const std::vector<float>& {
       return own.empty() ? input.values.corrections[i].weights : own.at(i).weights;
     }));
@@ -206,7 +206,7 @@ void FsdpTrainer::record_mismatch(const StepInput& input, std::int64_t sample,
   means.add(sample, M::tis, w * sums.ratio);
   means.add(sample, M::tis_abs, w * sums.distance);
   if (a.rejects_tokens()) means.add(sample, M::rs_rejected, w * sums.rejected);
-  if (!a.use_tis) return;
+  if (!a.uses_tis()) return;
   means.add(sample, M::tis_clipfrac, w * sums.bounded);
   const std::int64_t kept = input.batch.samples[sample].loss_tokens();
   means.add(sample, M::tis_weight, kept > 0 ? input.weights.mean(kept) * sums.weight : 0.0);

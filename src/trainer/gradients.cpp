@@ -1,15 +1,13 @@
-// The tree as a binary counter of buffers: level i holds the sum of 2^i leaves.
+// The tree as a stack of sums: a leaf is put on it, and while the two on top are siblings they
+// become one.
 #include "trainer/gradients.h"
-
-#include "base/check.h"
 
 namespace tandem {
 
-void GradientTree::begin_batch() {
-  leaves_ = 0;
-  for (auto& level : levels_)
-    if (level) spare_.push_back(std::move(level));
-  levels_.clear();
+void GradientTree::begin_batch(std::int64_t first_leaf) {
+  next_leaf_ = first_leaf;
+  for (Part& part : parts_) spare_.push_back(std::move(part.buffer));
+  parts_.clear();
 }
 
 std::unique_ptr<FlatBuffer> GradientTree::take() {
@@ -25,23 +23,21 @@ float* GradientTree::begin_leaf() {
 }
 
 void GradientTree::end_leaf() {
-  ++leaves_;
-  std::size_t level = 0;
-  // Earlier leaves come first in every addition.
-  for (; level < levels_.size() && levels_[level]; ++level) {
-    kernels(place_).add_f32(levels_[level]->data(), current_->data(), elements_);
-    spare_.push_back(std::move(current_));
-    current_ = std::move(levels_[level]);
+  parts_.push_back({{0, next_leaf_++}, std::move(current_)});
+  while (parts_.size() > 1) {
+    Part &right = parts_.back(), &left = parts_[parts_.size() - 2];
+    if (!are_siblings(left.node, right.node)) break;
+    kernels(place_).add_f32(left.buffer->data(), right.buffer->data(), elements_);
+    left.node = {left.node.level + 1, left.node.index / 2};
+    spare_.push_back(std::move(right.buffer));
+    parts_.pop_back();
   }
-  if (level == levels_.size()) levels_.emplace_back();
-  levels_[level] = std::move(current_);
 }
 
-float* GradientTree::total() {
-  if (leaves_ == 0) return nullptr;
-  TD_CHECK((leaves_ & (leaves_ - 1)) == 0, "gradient leaves: {} found, a power of two wanted",
-           leaves_);
-  return levels_.back()->data();
+std::vector<GradientTree::Sum> GradientTree::sums() const {
+  std::vector<Sum> out;
+  for (const Part& part : parts_) out.push_back({part.node, part.buffer->data()});
+  return out;
 }
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 // The gradient of a batch as a sum with a fixed shape: leaf by leaf, leaves in a binary tree. Only
-// leaf order decides the bits, so a rank that owns a whole subtree of leaves computes exactly what
-// one rank would have computed for that subtree.
+// leaf order decides the bits, so a rank that owns some leaves computes the sums of the tree's
+// nodes that lie whole within them, exactly as one rank would have; the other sums are made over
+// ranks (trainer/optimizer.h).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "data/packing.h"
 #include "ops/place.h"
 
 namespace tandem {
@@ -39,24 +41,35 @@ class FlatBuffer {
 
 class GradientTree {
  public:
+  // The sum of a node's leaves.
+  struct Sum {
+    TreeNode node;
+    float* values;  // [elements]; may be changed, it is the tree's until the next batch
+  };
+
   GradientTree(std::int64_t elements, Place place) : elements_(elements), place_(place) {}
 
-  void begin_batch();
+  // The next leaf is number `first_leaf` of the batch.
+  void begin_batch(std::int64_t first_leaf);
   // Where the next leaf's gradient is accumulated; its content is old, the weights' `fresh` marks
   // make the first write replace it.
   float* begin_leaf();
   void end_leaf();
-  // The sum of all leaves; their number must have been a power of two. Null if there was none.
-  float* total();
+  // Those of tree_nodes(first leaf, last leaf), in order.
+  std::vector<Sum> sums() const;
 
  private:
+  struct Part {
+    TreeNode node;
+    std::unique_ptr<FlatBuffer> buffer;
+  };
   std::unique_ptr<FlatBuffer> take();
 
   std::int64_t elements_;
   Place place_;
-  std::int64_t leaves_ = 0;
+  std::int64_t next_leaf_ = 0;
   std::unique_ptr<FlatBuffer> current_;
-  std::vector<std::unique_ptr<FlatBuffer>> levels_;  // [i]: sum of 2^i leaves, or null
+  std::vector<Part> parts_;  // sums so far, in order
   std::vector<std::unique_ptr<FlatBuffer>> spare_;
 };
 

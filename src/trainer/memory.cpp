@@ -12,9 +12,11 @@ constexpr std::int64_t kHeadElements = std::int64_t{16} << 20;  // f32 logits at
 
 TrainerMemory estimate_trainer_memory(const ModelConfig& model, const TrainConfig& train,
                                       const TrainerLoad& load) {
-  const std::int64_t leaves = std::max<std::int64_t>(1, train.gradient_leaves / load.num_ranks);
-  // A binary counter of sums and the leaf that is being added up.
-  const std::int64_t buffers = std::bit_width(static_cast<std::uint64_t>(leaves));
+  const std::int64_t leaves = (train.gradient_leaves + load.num_ranks - 1) / load.num_ranks;
+  // A binary counter of sums and the leaf that is being added up; leaves that are no whole subtree
+  // leave one sum more.
+  const bool whole = std::has_single_bit(static_cast<std::uint64_t>(load.num_ranks));
+  const std::int64_t buffers = std::bit_width(static_cast<std::uint64_t>(leaves)) + (whole ? 0 : 1);
   const std::int64_t leaf_samples =
       (load.samples + train.gradient_leaves - 1) / train.gradient_leaves;
   const std::int64_t rows = std::max(

@@ -2,6 +2,7 @@
 #include "trainer/optimizer.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <vector>
 
@@ -14,11 +15,25 @@ std::int64_t shard_size(std::int64_t elements, std::int64_t ranks) {
   return round_up((elements + ranks - 1) / ranks, kSumChunk);
 }
 
-std::span<const std::byte> bytes_of(const float* p, std::int64_t n) {
-  return {reinterpret_cast<const std::byte*>(p), static_cast<std::size_t>(n) * 4};
-}
 std::span<std::byte> bytes_of(float* p, std::int64_t n) {
   return {reinterpret_cast<std::byte*>(p), static_cast<std::size_t>(n) * 4};
+}
+
+// The sum of all parts, which together are the whole tree: siblings are added, left to right, as in
+// GradientTree. The parts are scratch.
+float* finish_tree(const std::vector<GradientTree::Sum>& parts, std::int64_t elements) {
+  std::vector<GradientTree::Sum> stack;
+  for (const GradientTree::Sum& part : parts) {
+    stack.push_back(part);
+    while (stack.size() > 1 && are_siblings(stack[stack.size() - 2].node, stack.back().node)) {
+      GradientTree::Sum& left = stack[stack.size() - 2];
+      kernels().add_f32(left.values, stack.back().values, elements);
+      left.node = {left.node.level + 1, left.node.index / 2};
+      stack.pop_back();
+    }
+  }
+  assert(stack.size() == 1);
+  return stack.front().values;
 }
 
 }  // namespace
@@ -32,31 +47,51 @@ ShardedAdamW::ShardedAdamW(std::int64_t flat_elements, Group& group, Place place
       master_(shard_, place),
       exp_avg_(shard_, place),
       exp_avg_sq_(shard_, place) {
-  TD_CHECK((group.size() & (group.size() - 1)) == 0,
-           "trainer: {} ranks found, a power of two wanted", group.size());
   TD_CHECK(place == Place::cpu || group.size() == 1,
            "trainer: {} ranks on GPUs are not built yet; use one", group.size());
 }
 
-void ShardedAdamW::sum_over_ranks(float* grad) {
-  const std::int64_t ranks = group_.size();
-  if (ranks == 1) return;
+float* ShardedAdamW::sum_over_ranks(const std::vector<GradientTree::Sum>& sums,
+                                    std::int64_t num_leaves) {
+  TD_CHECK(!sums.empty(), "trainer: rank {} of {} has no gradient", group_.rank(), group_.size());
+  if (group_.size() == 1) return sums.front().values;
+  const int ranks = group_.size(), me = group_.rank();
   constexpr std::int64_t kPart = 1 << 20;
-  std::vector<float> mine(kPart), all(kPart * ranks);
-  for (std::int64_t owner = 0; owner < ranks; ++owner) {
-    const std::int64_t first = std::min(flat_elements_, owner * shard_);
-    const std::int64_t last = std::min(flat_elements_, first + shard_);
-    for (std::int64_t at = first; at < last; at += kPart) {
-      const std::int64_t n = std::min(kPart, last - at);
-      std::copy_n(grad + at, n, mine.data());
-      group_.all_gather(bytes_of(std::as_const(mine).data(), n), bytes_of(all.data(), n * ranks));
-      if (owner != group_.rank()) continue;
-      for (std::int64_t distance = 1; distance < ranks; distance *= 2)
-        for (std::int64_t r = 0; r < ranks; r += 2 * distance)
-          kernels().add_f32(all.data() + r * n, all.data() + (r + distance) * n, n);
-      std::copy_n(all.data(), n, grad + at);
-    }
+  std::vector<std::vector<TreeNode>> nodes;  // of each rank's sums
+  std::size_t received = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const auto [first, last] = leaves_of_rank(num_leaves, r, ranks);
+    nodes.push_back(tree_nodes(first, last));
+    if (r != me) received += nodes.back().size();
   }
+  std::vector<float> memory(received * static_cast<std::size_t>(std::min(kPart, shard_)));
+  // Elements [at, at + part_of(r)) of rank r's range go to r in round `at`.
+  for (std::int64_t at = 0; at < shard_; at += kPart) {
+    const auto first_of = [&](int r) { return std::min(flat_elements_, r * shard_ + at); };
+    const auto part_of = [&](int r) {
+      const std::int64_t last = std::min(flat_elements_, (r + 1) * shard_);
+      return std::max<std::int64_t>(0, std::min(kPart, last - first_of(r)));
+    };
+    std::vector<Group::Send> sends;
+    std::vector<Group::Receive> receives;
+    std::vector<GradientTree::Sum> parts;  // of the own range, in the order of leaves
+    float* free = memory.data();
+    for (int r = 0; r < ranks; ++r)
+      for (std::size_t i = 0; i < nodes[r].size(); ++i) {
+        parts.push_back({nodes[r][i], r == me ? sums[i].values + first_of(me) : free});
+        if (r == me) continue;
+        receives.push_back({bytes_of(free, part_of(me)), r});
+        free += part_of(me);
+      }
+    for (int r = 0; r < ranks; ++r)
+      for (const GradientTree::Sum& sum : sums)
+        if (r != me) sends.push_back({bytes_of(sum.values + first_of(r), part_of(r)), r});
+    group_.exchange(sends, receives);
+    const float* total = finish_tree(parts, part_of(me));
+    float* own = sums.front().values + first_of(me);
+    if (total != own) std::copy_n(total, part_of(me), own);
+  }
+  return sums.front().values;
 }
 
 double ShardedAdamW::global_norm(const float* grad) {
@@ -72,8 +107,9 @@ double ShardedAdamW::global_norm(const float* grad) {
   return std::sqrt(total);
 }
 
-double ShardedAdamW::step(float* grad, AdamWStep settings, double clip_grad) {
-  sum_over_ranks(grad);
+double ShardedAdamW::step(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
+                          AdamWStep settings, double clip_grad) {
+  const float* grad = sum_over_ranks(sums, num_leaves);
   const double norm = global_norm(grad);
   if (!std::isfinite(norm)) return norm;
   ++steps_;
@@ -97,8 +133,7 @@ void ShardedAdamW::gather(std::span<float> flat) {
     return;
   }
   std::vector<float> all(static_cast<std::size_t>(shard_ * group_.size()));
-  group_.all_gather(bytes_of(std::as_const(master_).data(), shard_),
-                    bytes_of(all.data(), shard_ * group_.size()));
+  group_.all_gather(bytes_of(master_.data(), shard_), bytes_of(all.data(), shard_ * group_.size()));
   std::copy_n(all.data(), flat_elements_, flat.data());
 }
 

@@ -1,11 +1,12 @@
 // AdamW whose f32 master weights and moments are sharded over the group by ranges of the flat
-// parameter vector. Each rank sums the gradient of its own range over ranks in a fixed binary tree,
-// the norm comes from fixed chunks added in order, and nothing is written before the norm is known
-// to be finite. So one rank and n ranks hold the same bits.
+// parameter vector. Each rank gets the others' sums for its own range and finishes the tree over
+// leaves there, the norm comes from fixed chunks added in order, and nothing is written before the
+// norm is known to be finite. So one rank and any number of ranks hold the same bits.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "comm/group.h"
 #include "model/arena.h"
@@ -27,9 +28,11 @@ class ShardedAdamW {
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
-  // `grad`: this rank's subtree sum, all flat_elements; used as scratch. Returns the global norm.
-  // The step is taken only if the norm is finite; clip_grad 0: no clipping.
-  double step(float* grad, AdamWStep settings, double clip_grad);
+  // `sums`: of this rank's leaves, those of leaves_of_rank(num_leaves, rank, ranks); used as
+  // scratch. Returns the global norm. The step is taken only if the norm is finite; clip_grad 0: no
+  // clipping.
+  double step(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
+              AdamWStep settings, double clip_grad);
 
   // All ranks' masters into the arena: the in-place weight update.
   void publish(Arena& arena);
@@ -37,7 +40,8 @@ class ShardedAdamW {
   void gather(std::span<float> flat);
 
  private:
-  void sum_over_ranks(float* grad);
+  // The gradient, right in the own range.
+  float* sum_over_ranks(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves);
   double global_norm(const float* grad);
 
   std::int64_t flat_elements_;

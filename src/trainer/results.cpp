@@ -18,6 +18,7 @@ void walk_step(M& m, V&& visit) {
   visit("loss_tokens", m.loss_tokens);
   visit("forward_tokens", m.forward_tokens);
   visit("micro_batches", m.micro_batches);
+  visit("on_policy_samples", m.on_policy_samples);
 }
 
 template <class R, class V>

@@ -19,11 +19,15 @@ struct StepMetrics {
   // loss, that is per sample over its loss tokens, then over samples (over tokens with
   // --calculate-per-token-loss).
   std::map<std::string, double, std::less<>> means;
-  double rollout_abs_diff_max = 0;  // |trainer's - engine's log-probability|, over all loss tokens
-  double grad_norm = 0;             // before clipping; NaN or infinite: the step was skipped
+  // |trainer's - engine's log-probability| over the loss tokens of on-policy samples.
+  double rollout_abs_diff_max = 0;
+  double grad_norm = 0;  // before clipping; NaN or infinite: the step was skipped
   double lr = 0;
   bool skipped = false;
   std::int64_t num_samples = 0, loss_tokens = 0, forward_tokens = 0, micro_batches = 0;
+  // Samples with loss tokens that the trainer's present weights generated from the first token to
+  // the last (all of them where no version is known), of those that were compared.
+  std::int64_t on_policy_samples = 0;
 
   // NaN for what was not measured.
   double mean(std::string_view name) const;

@@ -57,6 +57,12 @@ inline constexpr std::array<std::string_view, 18> kTokenMetricNames = {
     "rollout/entropy",
 };
 
+// How a sample of the step came about.
+struct SampleOrigin {
+  std::int64_t lag = 0;  // versions from its oldest token to the trainer's weights; 0: on-policy
+  double weight = 0;     // of its loss tokens together, in the means
+};
+
 class TokenMeans {
  public:
   // `samples`: those of the step as indices into a batch of batch_size, in the order of their ids.
@@ -70,11 +76,14 @@ class TokenMeans {
 
   // Collective: after it the rows hold what all ranks added.
   void reduce(Group& group);
-  // Means of what was measured, the largest gap, micro-batches and their rows.
-  void report(StepMetrics& metrics) const;
+  // Means of what was measured, the largest gap, micro-batches and their rows. The gap is told for
+  // on-policy samples; for others as train/off_policy_logprob_abs_diff, in all and by lag.
+  // origins: of the step's samples, in their order.
+  void report(StepMetrics& metrics, std::span<const SampleOrigin> origins) const;
 
  private:
   double& at(std::int64_t sample, std::size_t column);
+  void report_gaps(StepMetrics& metrics, std::span<const SampleOrigin> origins) const;
 
   std::vector<std::int64_t> row_of_;  // batch index -> row, -1: not of this step
   std::vector<double> values_;        // [samples, columns], then how often each column was used

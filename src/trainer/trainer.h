@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,9 @@ class Trainer {
   virtual void load(const std::string& folder, const SaveOptions& options) = 0;
   // The present weights of all ranks into this rank's arena.
   virtual void publish() = 0;
+  // The master weights of all ranks, in the arena's flat order and rounded to nothing: what the
+  // arena must hold once it is rounded. All ranks call it together.
+  virtual void gather(std::span<float> flat) = 0;
 };
 
 struct TrainerSetup {

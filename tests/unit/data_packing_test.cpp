@@ -136,12 +136,37 @@ TEST(Packing, Properties) {
   }
 }
 
-TEST(Packing, RanksOwnWholeSubtrees) {
+TEST(Packing, RanksOwnConsecutiveLeavesAsWholeSubtrees) {
+  for (std::int64_t leaves : {1, 2, 8, 32})
+    for (std::int64_t ranks = 1; ranks <= leaves; ++ranks) {
+      std::int64_t next = 0;
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        const auto [first, last] = leaves_of_rank(leaves, r, ranks);
+        EXPECT_EQ(first, next);
+        EXPECT_GE(last - first, leaves / ranks);
+        EXPECT_LE(last - first, (leaves + ranks - 1) / ranks);
+        const auto nodes = tree_nodes(first, last);
+        if ((ranks & (ranks - 1)) == 0) {
+          EXPECT_EQ(nodes.size(), 1u);
+        }
+        for (std::size_t i = 0; i < nodes.size(); ++i) {
+          EXPECT_EQ(nodes[i].index << nodes[i].level, next);
+          next += std::int64_t{1} << nodes[i].level;
+          EXPECT_TRUE(i == 0 || !are_siblings(nodes[i - 1], nodes[i]));
+        }
+        EXPECT_EQ(next, last);
+      }
+      EXPECT_EQ(next, leaves);
+    }
+
   EXPECT_EQ(leaves_of_rank(8, 0, 1), std::pair(std::int64_t{0}, std::int64_t{8}));
   EXPECT_EQ(leaves_of_rank(8, 1, 2), std::pair(std::int64_t{4}, std::int64_t{8}));
   EXPECT_EQ(leaves_of_rank(8, 2, 4), std::pair(std::int64_t{4}, std::int64_t{6}));
   EXPECT_EQ(leaves_of_rank(8, 7, 8), std::pair(std::int64_t{7}, std::int64_t{8}));
-  EXPECT_THROW(leaves_of_rank(8, 0, 3), Error);
+  EXPECT_EQ(leaves_of_rank(8, 0, 3), std::pair(std::int64_t{0}, std::int64_t{2}));
+  EXPECT_EQ(leaves_of_rank(8, 1, 3), std::pair(std::int64_t{2}, std::int64_t{5}));
+  EXPECT_EQ(leaves_of_rank(8, 2, 3), std::pair(std::int64_t{5}, std::int64_t{8}));
+  EXPECT_THROW(leaves_of_rank(6, 0, 3), Error);
   EXPECT_THROW(leaves_of_rank(4, 0, 8), Error);
 }
 

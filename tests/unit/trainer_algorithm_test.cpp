@@ -357,7 +357,8 @@ TEST(Algorithm, RanksChangeNoBit) {
     a.advantage_estimator = E::reinforce_plus_plus;
     a.normalize_advantages = true;
     a.kl_coef = 0.1;
-    a.use_kl_loss = a.use_tis = a.use_rollout_entropy = true;
+    a.use_kl_loss = a.use_rollout_entropy = true;
+    a.use_tis = true;
     a.tis_mode = TisMode::mask;
     a.tis_clip_low = 0.7;
     a.tis_clip = 1.4;
@@ -406,7 +407,8 @@ TEST(Algorithm, MaskedPositionsReachNoGradient) {
   Roles roles;
   const TrainBatch clean = batch_of(roles, kLengths);
   TrainerSetup setup = setup_of();
-  setup.algorithm.use_tis = setup.algorithm.use_rs = setup.algorithm.use_kl_loss = true;
+  setup.algorithm.use_rs = setup.algorithm.use_kl_loss = true;
+  setup.algorithm.use_tis = true;
   setup.algorithm.kl_loss_coef = 0.1;
   setup.algorithm.rs_lower_bound = 0.5;
   setup.algorithm.rs_upper_bound = 2.0;

@@ -55,12 +55,16 @@ class LayoutBuilder {
   // This rank's rows of a part. Parts of one Hugging Face tensor that still follow each other there
   // and here (always on one rank) are one entry.
   void place(const ModelWeight& weight, const WeightPart& part, std::size_t first_entry) {
+    // What is cut: rows, or key/value heads, of which several ranks may hold the same one.
     const bool whole = weight.kind == WeightKind::vector;
-    TD_CHECK(whole || part.rows % tp_size_ == 0,
+    const std::int64_t heads = part.kv_head_rows > 0 ? part.rows / part.kv_head_rows : 0;
+    const bool shared = heads > 0 && heads < tp_size_;
+    TD_CHECK(whole || shared || part.rows % tp_size_ == 0,
              "{}: {} rows cannot be cut over {} tensor-parallel ranks", part.hf_name, part.rows,
              tp_size_);
-    const std::int64_t rows = whole ? 1 : part.rows / tp_size_;
-    const std::int64_t global_row = whole ? 0 : part.hf_row + tp_rank_ * rows;
+    const std::int64_t rows = whole ? 1 : shared ? part.kv_head_rows : part.rows / tp_size_;
+    const std::int64_t first = shared ? tp_rank_ / (tp_size_ / heads) * rows : tp_rank_ * rows;
+    const std::int64_t global_row = whole ? 0 : part.hf_row + first;
     auto& entries = layout_.entries;
     if (entries.size() > first_entry && entries.back().hf_name == part.hf_name &&
         entries.back().global_row + entries.back().rows == global_row) {
@@ -88,10 +92,8 @@ ArenaLayout make_arena_layout(const ModelConfig& c, Element element, std::int64_
                               std::int64_t tp_size, Place place) {
   TD_CHECK(tp_size >= 1 && tp_rank >= 0 && tp_rank < tp_size,
            "tensor-parallel rank {} of {}: a rank in [0, size) wanted", tp_rank, tp_size);
-  TD_CHECK(c.num_heads % tp_size == 0 && c.num_kv_heads % tp_size == 0,
-           "num_attention_heads {} and num_key_value_heads {} cannot be cut over {} "
-           "tensor-parallel ranks",
-           c.num_heads, c.num_kv_heads, tp_size);
+  const std::string fault = tensor_parallel_fault(c, tp_size);
+  TD_CHECK(fault.empty(), "weights: {}", fault);
   LayoutBuilder builder(element, tp_rank, tp_size, place);
   for (const ModelWeight& weight : model_weights(c)) builder.add(weight);
   return builder.take();

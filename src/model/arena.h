@@ -10,7 +10,8 @@
 //
 // With tensor parallelism every matrix is cut by output rows (the sum over inputs is never cut), so
 // a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor; a tensor that
-// the files hold fused (qkv_proj) then has an entry for each of its parts.
+// the files hold fused (qkv_proj) then has an entry for each of its parts. Where there are more
+// ranks than key/value heads, several ranks hold the same head.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +56,7 @@ struct ArenaLayout {
   std::int64_t flat_elements = 0;
 };
 
-// The table for one tensor-parallel rank. Pure. Error if heads, kv heads, hidden, intermediate or
-// vocabulary size do not divide by tp_size (the vocabulary by 16·tp_size when tp_size > 1).
+// The table for one tensor-parallel rank. Pure. Error where tensor_parallel_fault() finds one.
 ArenaLayout make_arena_layout(const ModelConfig& config, Element element, std::int64_t tp_rank = 0,
                               std::int64_t tp_size = 1, Place place = Place::cpu);
 

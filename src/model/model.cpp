@@ -16,7 +16,7 @@ namespace {
 
 AttentionShape shape_of(const ModelConfig& c, std::int64_t tp_size) {
   return {.num_heads = c.num_heads / tp_size,
-          .num_kv_heads = c.num_kv_heads / tp_size,
+          .num_kv_heads = std::max<std::int64_t>(1, c.num_kv_heads / tp_size),
           .head_dim = c.head_dim,
           .scale = 1.0f / std::sqrt(static_cast<float>(
                               c.query_pre_attn_scalar.value_or(static_cast<double>(c.head_dim)))),
@@ -188,11 +188,19 @@ at::Tensor Model::norm_queries_and_keys(const Layer& l, const at::Tensor& qkv) {
                       static_cast<float>(config_.norm_offset));
   const std::int64_t q = shape_.num_heads * shape_.head_dim;
   const std::int64_t kv = shape_.num_kv_heads * shape_.head_dim;
-  const auto part = [&](std::int64_t begin, std::int64_t width, const WeightView* w) {
-    const auto all = norm(gather_columns(qkv.narrow(1, begin, width).contiguous()), w);
-    return group_ ? all.narrow(1, group_->rank() * width, width) : all;
+  // `copies`: ranks that hold the same columns.
+  const auto part = [&](std::int64_t begin, std::int64_t width, std::int64_t copies,
+                        const WeightView* w) {
+    auto all = gather_columns(qkv.narrow(1, begin, width).contiguous());
+    if (copies > 1)
+      all = all.reshape({all.size(0), -1, copies, width}).select(2, 0).flatten(1).contiguous();
+    all = norm(all, w);
+    return group_ ? all.narrow(1, group_->rank() / copies * width, width) : all;
   };
-  return at::cat({part(0, q, l.q_norm), part(q, kv, l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
+  const std::int64_t ranks = group_ ? group_->size() : 1;
+  const std::int64_t copies = std::max<std::int64_t>(1, ranks / config_.num_kv_heads);
+  return at::cat(
+      {part(0, q, 1, l.q_norm), part(q, kv, copies, l.k_norm), qkv.narrow(1, q + kv, kv)}, 1);
 }
 
 AddedNorm Model::add_norm(const Residual& r, const WeightView* weight, float perturbation) {

@@ -2,6 +2,7 @@
 #include "model/parameters.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -13,7 +14,11 @@ namespace {
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
-using Modules = std::vector<std::pair<std::string, std::int64_t>>;  // name, rows
+struct Module {
+  std::string name;
+  std::int64_t rows = 0, kv_head_rows = 0;
+};
+using Modules = std::vector<Module>;
 
 // The weights of one layer.
 class LayerWeights {
@@ -29,8 +34,8 @@ class LayerWeights {
     norm("before_attention_norm", c_.norms.before_attention, c_.hidden_size);
     linear("qkv", c_.hidden_size,
            {{self + "q_proj", c_.q_rows()},
-            {self + "k_proj", c_.kv_rows()},
-            {self + "v_proj", c_.kv_rows()}},
+            {self + "k_proj", c_.kv_rows(), c_.head_dim},
+            {self + "v_proj", c_.kv_rows(), c_.head_dim}},
            c_.qkv_bias, c_.fused_qkv ? self + "qkv_proj" : "");
     if (c_.qk_norm != QkNorm::none) {
       const bool whole = c_.qk_norm == QkNorm::projection;
@@ -60,10 +65,13 @@ class LayerWeights {
     const auto parts = [&](const char* tensor) {
       std::vector<WeightPart> all;
       std::int64_t row = 0;
-      for (const auto& [module, rows] : modules) {
-        all.push_back(
-            {hf_ + (fused.empty() ? module : fused) + tensor, rows, fused.empty() ? 0 : row, rows});
-        row += rows;
+      for (const Module& m : modules) {
+        all.push_back({.hf_name = hf_ + (fused.empty() ? m.name : fused) + tensor,
+                       .rows = m.rows,
+                       .hf_row = fused.empty() ? 0 : row,
+                       .hf_rows = m.rows,
+                       .kv_head_rows = m.kv_head_rows});
+        row += m.rows;
       }
       for (WeightPart& part : all)
         if (!fused.empty()) part.hf_rows = row;
@@ -103,6 +111,30 @@ std::vector<ModelWeight> model_weights(const ModelConfig& c) {
   out.push_back({"norm", WeightKind::vector, c.hidden_size, {{"model.norm.weight", 1, 0, 1}}});
   if (!c.tie_word_embeddings) table("head", kHead);
   return out;
+}
+
+std::string tensor_parallel_fault(const ModelConfig& c, std::int64_t num_ranks) {
+  // (what, how many) that a number of ranks must divide.
+  std::vector<std::pair<std::string, std::int64_t>> cut{{"num_attention_heads", c.num_heads},
+                                                        {"hidden_size", c.hidden_size},
+                                                        {"intermediate_size", c.intermediate_size},
+                                                        {"vocab_size", c.vocab_size}};
+  const auto fits = [&](std::int64_t n) {
+    return (c.num_kv_heads % n == 0 || n % c.num_kv_heads == 0) &&
+           std::all_of(cut.begin(), cut.end(), [&](const auto& p) { return p.second % n == 0; });
+  };
+  if (num_ranks >= 1 && fits(num_ranks)) return {};
+  std::vector<std::string> faults;
+  for (const auto& [name, count] : cut)
+    if (count % num_ranks != 0) faults.push_back(fmt::format("{} {}", name, count));
+  if (c.num_kv_heads % num_ranks != 0 && num_ranks % c.num_kv_heads != 0)
+    faults.push_back(fmt::format("num_key_value_heads {}", c.num_kv_heads));
+  std::vector<std::int64_t> widths;
+  for (std::int64_t n = 1; n <= c.num_heads; ++n)
+    if (fits(n)) widths.push_back(n);
+  return fmt::format(
+      "{} tensor-parallel ranks found, but {} cannot be shared evenly by them; {} fit", num_ranks,
+      fmt::join(faults, ", "), fmt::join(widths, ", "));
 }
 
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {

@@ -25,6 +25,9 @@ struct WeightPart {
   std::int64_t rows = 0;
   std::int64_t hf_row = 0;
   std::int64_t hf_rows = 0;
+  // Rows of one key/value head; 0 in all other parts. Heads fewer than tensor-parallel ranks are
+  // not cut: several ranks hold the same one.
+  std::int64_t kv_head_rows = 0;
 };
 
 struct ModelWeight {
@@ -39,6 +42,12 @@ std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& 
 
 // Tied heads have no weight of their own.
 std::vector<ModelWeight> model_weights(const ModelConfig& config);
+
+// Why the model cannot be served by so many tensor-parallel ranks, and how many could; empty: it
+// can. Every rank needs as many query heads and rows of each matrix as the others, and key/value
+// heads of its own or, if there are fewer than ranks, one that it shares with as many ranks as the
+// others.
+std::string tensor_parallel_fault(const ModelConfig& config, std::int64_t num_ranks);
 
 // A tensor that the family's weight files hold.
 struct ExpectedTensor {

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "checkpoint/weights.h"
 #include "comm/store.h"
+#include "model/parameters.h"
 #include "rank/worker.h"
 #include "trainer/packed_batch.h"
 
@@ -337,14 +338,10 @@ void Selftest::try_trainer(const std::string& name, const Exam& exam, bool share
 // tokens, so they need no other agreement.
 void Selftest::try_tensor_parallel(const Exam& exam) {
   const ModelConfig& config = folder_.config();
-  const bool divides = config.num_heads % 2 == 0 && config.num_kv_heads % 2 == 0 &&
-                       config.hidden_size % 2 == 0 && config.intermediate_size % 2 == 0 &&
-                       config.vocab_size % (2 * kPanel) == 0;
+  const std::string fault = tensor_parallel_fault(config, 2);
   SelftestRow row{.way = "engine, tensor parallel over 2 ranks"};
-  if (!divides || arena_.place() != Place::cpu) {
-    row.note = divides ? "not on this device"
-                       : fmt::format("not possible: {} and {} heads, {} tokens do not halve",
-                                     config.num_heads, config.num_kv_heads, config.vocab_size);
+  if (!fault.empty() || arena_.place() != Place::cpu) {
+    row.note = fault.empty() ? "not on this device" : "not possible: " + fault;
     return report(std::move(row));
   }
   const Store server = Store::serve("127.0.0.1", 0, 60);

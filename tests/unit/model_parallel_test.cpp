@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "model/model.h"
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -98,25 +99,57 @@ std::vector<float> logits(const ModelConfig& config, Element element, Group& gro
   return {z.data_ptr<float>(), z.data_ptr<float>() + z.numel()};
 }
 
-TEST(TensorParallel, TwoRanksGiveTheLogitsOfOne) {
-  for (const ModelConfig& config : variants())
-    for (Element e : {Element::f32, Element::bf16}) {
-      Group alone = Group::alone("tp");
-      const auto one = logits(config, e, alone);
-      const Store server = Store::serve("127.0.0.1", 0, 30);
-      std::vector<float> two[2];
-      std::vector<std::thread> ranks;
-      for (int r = 0; r < 2; ++r)
-        ranks.emplace_back([&, r] {
-          const Store client = Store::connect("127.0.0.1", server.port(), 30);
-          Group group = Group::gloo(client, "tp", r, 2);
-          two[r] = logits(config, e, group);
-        });
-      for (auto& t : ranks) t.join();
-      EXPECT_EQ(one.size(), 18u * 66u);
-      EXPECT_EQ(0, std::memcmp(one.data(), two[0].data(), one.size() * 4));
-      EXPECT_EQ(two[0], two[1]);
-    }
+// The logits of every rank of `size` over Gloo, as threads.
+std::vector<std::vector<float>> on_ranks(const ModelConfig& config, Element e, int size) {
+  const Store server = Store::serve("127.0.0.1", 0, 30);
+  std::vector<std::vector<float>> out(static_cast<std::size_t>(size));
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < size; ++r)
+    ranks.emplace_back([&, r] {
+      const Store client = Store::connect("127.0.0.1", server.port(), 30);
+      Group group = Group::gloo(client, "tp", r, size);
+      out[r] = logits(config, e, group);
+    });
+  for (auto& t : ranks) t.join();
+  return out;
+}
+
+TEST(TensorParallel, SeveralRanksGiveTheLogitsOfOne) {
+  for (ModelConfig config : variants())
+    for (Element e : {Element::f32, Element::bf16})
+      for (const auto& [ranks, kv_heads] : {std::pair(2, 2), {4, 2}, {4, 1}, {4, 4}}) {
+        config.num_kv_heads = kv_heads;
+        config.vocab_size = ranks == 2 ? 66 : 68;
+        Group alone = Group::alone("tp");
+        const auto one = logits(config, e, alone);
+        EXPECT_EQ(one.size(), 18u * static_cast<std::size_t>(config.vocab_size));
+        for (const auto& rank : on_ranks(config, e, ranks)) {
+          ASSERT_EQ(one.size(), rank.size());
+          EXPECT_EQ(0, std::memcmp(one.data(), rank.data(), one.size() * 4))
+              << ranks << " ranks, " << kv_heads << " key/value heads";
+        }
+      }
+}
+
+TEST(TensorParallel, WidthsThatDoNotFitAreRefusedWithThoseThatDo) {
+  ModelConfig smol;  // SmolLM2-135M
+  smol.num_heads = 9;
+  smol.num_kv_heads = 3;
+  smol.head_dim = 64;
+  smol.hidden_size = 576;
+  smol.intermediate_size = 1536;
+  smol.vocab_size = 49152;
+  for (const int ranks : {1, 3}) EXPECT_EQ(tensor_parallel_fault(smol, ranks), "");
+  const std::string two = tensor_parallel_fault(smol, 2);
+  EXPECT_NE(two.find("num_attention_heads 9, num_key_value_heads 3"), two.npos) << two;
+  EXPECT_NE(two.find("1, 3 fit"), two.npos) << two;
+  ModelConfig wide = smol;  // 16 heads that share 4
+  wide.num_heads = 16;
+  wide.num_kv_heads = 4;
+  wide.hidden_size = 1024;
+  for (const int ranks : {1, 2, 4, 8, 16}) EXPECT_EQ(tensor_parallel_fault(wide, ranks), "");
+  wide.num_kv_heads = 16;
+  EXPECT_NE(tensor_parallel_fault(wide, 32), "");
 }
 
 // Rotary tables grow while sequences do: 4,200 positions in one call, and in two with the border of
@@ -197,7 +230,7 @@ TEST(Arena, ACutThatDoesNotDivideIsRefusedByName) {
     make_arena_layout(c, Element::f32, 0, 2);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("embed_tokens"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("vocab_size 65"), std::string::npos) << error.what();
   }
 }
 

@@ -20,6 +20,7 @@
 #include "config/json.h"
 #include "engine/plan_wire.h"
 #include "engine/serve.h"
+#include "rank/busy_clock.h"
 #include "rank/compute_queue.h"
 #include "rank/worker.h"
 #include "trainer/serve.h"
@@ -74,7 +75,7 @@ class RankProcess {
     if (follower_) follow();
     while (true) {
       const bool worked = queue_.run();
-      const bool more = leader_ && leader_->engine().step();
+      const bool more = leader_ && engine_busy_.during([&] { return leader_->engine().step(); });
       if (!worked && !more) queue_.wait(Deadline::after(1.0));
     }
   }
@@ -187,6 +188,7 @@ class RankProcess {
     setup_.process = assignment_.rank;
     setup_.num_processes = static_cast<int>(placement().ranks.size());
     setup_.source = trainer_arena_.get();
+    setup_.served = role_.serves() ? &engine_arena() : nullptr;
     setup_.target = staging_ ? staging_.get() : role_.serves() ? &engine_arena() : nullptr;
     setup_.store = store_ ? &*store_ : nullptr;
     setup_.group = group_options();
@@ -197,7 +199,10 @@ class RankProcess {
                       trainer_arena_ ? &trainer_arena_->memory() : nullptr);
     std::optional<EngineSide> side;
     if (role_.serves()) side = engine_side();
-    update_ = std::make_unique<WeightUpdate>(setup_, make_way(), std::move(side));
+    auto way = make_way();
+    if (assignment_.rank + 1 == setup_.num_processes)
+      way = make_broken_transfer(setup_, std::move(way), config_.debug.debug_break_update);
+    update_ = std::make_unique<WeightUpdate>(setup_, std::move(way), std::move(side));
   }
 
   std::unique_ptr<Transfer> make_way() {
@@ -220,7 +225,7 @@ class RankProcess {
       side.version = [this] { return leader_->engine().weight_version(); };
       side.quiet = [this] {
         const EngineStats s = leader_->engine().stats();
-        return s.running == 0 && (s.waiting == 0 || leader_->engine().paused());
+        return leader_->engine().paused() || (s.running == 0 && s.waiting == 0);
       };
     } else {
       side.version = [this] { return follower_version_; };
@@ -252,18 +257,37 @@ class RankProcess {
                          .version = TANDEM_VERSION,
                          .default_seed = static_cast<std::uint64_t>(config_.algorithm.seed),
                          .text = {}});
-    if (trainer_) add_trainer_routes(server_, post, *trainer_);
-    // Since the last call: so the caller's phases have peaks of their own.
-    server_.route("GET", "/memory", [](http::Request, http::Respond respond) {
+    if (trainer_)
+      add_trainer_routes(
+          server_,
+          [this](std::function<void()> work) {
+            queue_.post([this, work = std::move(work)] { trainer_busy_.during(work); });
+          },
+          *trainer_);
+    // The peak is since the last call: so the caller's phases have peaks of their own.
+    server_.route("GET", "/usage", [this](http::Request, http::Respond respond) {
       const ProcessMemory memory = process_memory();
       reset_peak_memory();
       respond({.status = 200,
                .body = dump_json(Json{{"resident_bytes", memory.resident_bytes},
-                                      {"peak_bytes", memory.peak_bytes}})});
+                                      {"peak_bytes", memory.peak_bytes},
+                                      {"trainer_busy_seconds", trainer_busy_.seconds()},
+                                      {"engine_busy_seconds", engine_busy_.seconds()}})});
     });
-    add_weight_routes(server_, post, *update_, [this] {
-      return trainer_ ? trainer_->progress.last_write.exchange(0.0) : 0.0;
-    });
+    add_weight_routes(
+        server_,
+        {.post = post,
+         .last_write =
+             [this] { return trainer_ ? trainer_->progress.last_write.exchange(0.0) : 0.0; },
+         .gather = [this] { return gather_masters(); }},
+        *update_);
+  }
+
+  std::vector<float> gather_masters() {
+    if (!trainer_) return {};
+    std::vector<float> flat(static_cast<std::size_t>(trainer_arena_->layout().flat_elements));
+    trainer_->gather(flat);
+    return flat;
   }
 
   // Plans of the leader, read on a thread of their own, run on this one. A leader that is gone ends
@@ -279,7 +303,7 @@ class RankProcess {
         }
         queue_.post([this, bytes = frame.payload] {
           decode_plan(bytes, plan_);
-          follower_->run(plan_);
+          engine_busy_.during([this] { follower_->run(plan_); });
         });
       }
     }).detach();
@@ -303,6 +327,7 @@ class RankProcess {
   std::unique_ptr<EngineFollower> follower_;
   StepPlan plan_;  // a follower's
   std::int64_t follower_version_ = 0;
+  BusyClock trainer_busy_, engine_busy_;
   TransferSetup setup_;
   std::unique_ptr<WeightUpdate> update_;
   http::Server server_;

@@ -95,10 +95,9 @@ class BroadcastTransfer final : public Transfer {
     for (const Piece& p : bucket) {
       if (const auto found = wanted_.find({stream.source, p.entry}); found != wanted_.end())
         for (const TransferBox* b : found->second) {
-          copy_rows(view_piece(layout, p, in), b->source_row, b->rows, *setup_.target,
-                    b->target_entry, b->target_row);
           sums[static_cast<std::size_t>(b - setup_.plan.boxes.data())] +=
-              checksum_rows(*setup_.target, b->target_entry, b->target_row, b->rows);
+              copy_rows(view_piece(layout, p, in), b->source_row, b->rows, *setup_.target,
+                        b->target_entry, b->target_row);
         }
       in += piece_bytes(layout, p);
     }

@@ -46,31 +46,30 @@ std::int64_t verify(const std::vector<Json>& answers, const std::vector<std::str
   return static_cast<std::int64_t>(sent.size());
 }
 
-std::vector<Json> parse_all(const std::vector<std::string>& bodies,
-                            const std::vector<std::string>& sources) {
-  std::vector<Json> out;
-  for (std::size_t i = 0; i < bodies.size(); ++i) out.push_back(parse_json(bodies[i], sources[i]));
-  return out;
-}
-
 }  // namespace
 
-UpdateTimes UpdateClient::update(std::int64_t version, Deadline deadline) {
+UpdateClient::Answers UpdateClient::call(const std::string& path, std::int64_t version,
+                                         Deadline deadline) {
+  std::vector<http::Call> calls;
+  for (const auto& address : ranks_)
+    calls.push_back(
+        {.address = address, .path = path, .body = Json{{"weight_version", version}}.dump()});
+  const auto bodies = http::call_all(fetcher_, calls, deadline);
+  Answers answers;
+  for (std::size_t i = 0; i < bodies.size(); ++i) {
+    answers.sources.push_back(ranks_[i].url(path));
+    answers.json.push_back(parse_json(bodies[i], answers.sources.back()));
+  }
+  return answers;
+}
+
+UpdateTimes UpdateClient::update(std::int64_t version, bool since_write, Deadline deadline) {
   const double start = monotonic_seconds();
-  auto call = [&](const std::string& path) {
-    std::vector<http::Call> calls;
-    for (const auto& address : ranks_)
-      calls.push_back(
-          {.address = address, .path = path, .body = Json{{"weight_version", version}}.dump()});
-    return http::call_all(fetcher_, calls, deadline);
-  };
-  std::vector<std::string> sources;
-  for (const auto& address : ranks_) sources.push_back(address.url("/weights/move"));
-  const auto moved = parse_all(call("/weights/move"), sources);
+  const auto [moved, sources] = call("/weights/move", version, deadline);
   UpdateTimes times;
   double waited = 0;
   for (std::size_t r = 0; r < moved.size(); ++r) {
-    auto most = [&](double& into, const char* key) {
+    const auto most = [&moved = moved, &sources = sources, r](double& into, const char* key) {
       into = std::max(into, require<double>(moved[r], key, sources[r]));
     };
     most(waited, "waited_seconds");
@@ -82,10 +81,34 @@ UpdateTimes UpdateClient::update(std::int64_t version, Deadline deadline) {
   }
   times.num_verified = verify(moved, sources, version);
   const double swap_start = monotonic_seconds();
-  call("/weights/swap");
+  call("/weights/swap", version, deadline);
   times.swap_seconds = monotonic_seconds() - swap_start;
-  times.seconds = waited + monotonic_seconds() - start;
+  times.seconds = (since_write ? waited : 0) + monotonic_seconds() - start;
   return times;
+}
+
+std::int64_t UpdateClient::check(std::int64_t version, Deadline deadline) {
+  const auto [answers, sources] = call("/weights/check", version, deadline);
+  for (std::size_t r = 0; r < answers.size(); ++r) {
+    const Json served = require<Json>(answers[r], "weight_version", sources[r]);
+    TD_CHECK(served.is_null() || served == version,
+             "weight check: engine rank {} serves version {}, the trainer's is {}", r,
+             dump_json(served), version);
+  }
+  const auto fresh = ends(answers, sources, "fresh"), served = ends(answers, sources, "served");
+  for (const auto& [box, engine] : served) {
+    const auto from = fresh.find(box);
+    TD_CHECK(from != fresh.end(), "weight check: {}: engine rank {} serves it, no trainer has it",
+             engine.tensor, engine.rank);
+    TD_CHECK(
+        from->second.sum == engine.sum,
+        "weight check: version {}: {}: engine rank {} serves checksum {}, the master weights of "
+        "trainer rank {} give {}",
+        version, engine.tensor, engine.rank, engine.sum, from->second.rank, from->second.sum);
+  }
+  TD_CHECK(fresh.size() == served.size(), "weight check: {} boxes at trainers, {} at engines",
+           fresh.size(), served.size());
+  return static_cast<std::int64_t>(served.size());
 }
 
 }  // namespace tandem

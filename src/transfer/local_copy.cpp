@@ -106,7 +106,8 @@ bool LocalCopies::takes(const TransferBox& box) const {
 }
 
 std::int64_t LocalCopies::copy(std::span<RowsSum> sums) {
-  // Bytes of a share: small enough to be added up from the cache that its copy left it in.
+  // Bytes of a share: small enough to be added up from the cache that its copy left it in, where
+  // that is not one pass.
   constexpr std::int64_t kShare = 1 << 17;
   struct Share {
     const TransferBox* box;
@@ -131,11 +132,10 @@ std::int64_t LocalCopies::copy(std::span<RowsSum> sums) {
       const int source = setup_.source_process[b.source_rank];
       const void* data =
           source == setup_.process ? setup_.source->memory().data() : peers_.at(source).data();
-      copy_rows(view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry),
-                b.source_row + shares[i].row, shares[i].rows, *setup_.target, b.target_entry,
-                b.target_row + shares[i].row);
-      const RowsSum sum = checksum_rows(*setup_.target, b.target_entry,
-                                        b.target_row + shares[i].row, shares[i].rows);
+      const RowsSum sum =
+          copy_rows(view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry),
+                    b.source_row + shares[i].row, shares[i].rows, *setup_.target, b.target_entry,
+                    b.target_row + shares[i].row);
       const std::lock_guard lock(mutex);
       sums[static_cast<std::size_t>(shares[i].box - setup_.plan.boxes.data())] += sum;
     }

@@ -158,14 +158,15 @@ class P2pTransfer final : public Transfer {
       const std::byte* in = packed(route, i).data();
       for (const Part& p : route.rounds[i]) {
         const TransferBox& b = *p.box;
-        if (!p.direct) {
-          copy_rows(view_piece(setup_.source_layouts[b.source_rank], piece_of(p), in),
-                    b.source_row + p.row, p.rows, *setup_.target, b.target_entry,
-                    b.target_row + p.row);
+        RowsSum& sum = sums[static_cast<std::size_t>(&b - setup_.plan.boxes.data())];
+        if (p.direct) {
+          sum += checksum_rows(*setup_.target, b.target_entry, b.target_row + p.row, p.rows);
+        } else {
+          sum += copy_rows(view_piece(setup_.source_layouts[b.source_rank], piece_of(p), in),
+                           b.source_row + p.row, p.rows, *setup_.target, b.target_entry,
+                           b.target_row + p.row);
           in += bytes_of(p);
         }
-        sums[static_cast<std::size_t>(&b - setup_.plan.boxes.data())] +=
-            checksum_rows(*setup_.target, b.target_entry, b.target_row + p.row, p.rows);
         received += bytes_of(p);
       }
     }

@@ -52,6 +52,16 @@ bool travels_raw(const ArenaLayout& layout, const Piece& p) {
   return s.layout == Layout::row_major || whole_panels(e.row_begin + p.row, p.rows, s.rows);
 }
 
+// Whole panels to whole panels in memory, where both are aligned for streaming stores.
+bool copies_panels(const RowsView& from, std::span<const std::byte> bytes, const RowsView& to,
+                   std::int64_t target_row) {
+  const auto aligned = [](const std::byte* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % 32 == 0;
+  };
+  return from.layout == Layout::panels && to.place == Place::cpu && !bytes.empty() &&
+         aligned(bytes.data()) && aligned(row_data(to, target_row));
+}
+
 }  // namespace
 
 RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int64_t entry) {
@@ -82,8 +92,8 @@ bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int
          !stretch(from, source_row, rows).empty() && !stretch(to, target_row, rows).empty();
 }
 
-void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
-               std::int64_t target_entry, std::int64_t target_row) {
+RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
+                  std::int64_t target_entry, std::int64_t target_row) {
   const ArenaLayout& layout = target.layout();
   const RowsView to = view_entry(layout, target.memory().data(), target_entry);
   assert(to.cols == from.cols);
@@ -91,13 +101,20 @@ void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena&
   const bool fits = to.layout == Layout::row_major ||
                     whole_panels(to.first_row + target_row, rows, to.storage_rows);
   if (!bytes.empty() && fits && from.layout == to.layout && from.element == to.element) {
-    write_memory(layout.place, const_cast<std::byte*>(row_data(to, target_row)), bytes.data(),
-                 static_cast<std::int64_t>(bytes.size()));
-    return;
+    auto* out = const_cast<std::byte*>(row_data(to, target_row));
+    if (copies_panels(from, bytes, to, target_row)) {
+      std::uint32_t sums[2] = {0, 0};
+      kernels().copy_panels(to.element, bytes.data(), out, to.cols, rows,
+                            layout.entries[target_entry].global_row + target_row, sums);
+      return {sums[0], sums[1]};
+    }
+    write_memory(layout.place, out, bytes.data(), static_cast<std::int64_t>(bytes.size()));
+    return checksum_rows(target, target_entry, target_row, rows);
   }
   std::vector<float> values(static_cast<std::size_t>(rows * from.cols));
   read_f32(from, row, rows, values.data());
   target.write_rows(layout.entries[target_entry], target_row, rows, values.data());
+  return checksum_rows(target, target_entry, target_row, rows);
 }
 
 std::int64_t piece_bytes(const ArenaLayout& layout, const Piece& p) {
@@ -133,17 +150,34 @@ RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, 
   const ArenaLayout& layout = arena.layout();
   const ArenaEntry& e = layout.entries[entry];
   const RowsView view = view_entry(layout, arena.memory().data(), entry);
-  const std::int64_t first = (e.global_row + row) * view.cols;
+  const std::int64_t first = e.global_row + row;
   std::uint32_t sums[2] = {0, 0};
   if (view.layout == Layout::panels) {
     kernels().checksum_panels(view.element, view.data, view.cols, view.first_row + row, rows, first,
                               sums);
   } else if (view.place == Place::cpu) {
-    kernels().checksum_flat(view.element, row_data(view, row), rows * view.cols, first, sums);
+    kernels().checksum_flat(view.element, row_data(view, row), rows, view.cols, first, sums);
   } else {
     std::vector<std::byte> host(static_cast<std::size_t>(rows_bytes(view, rows)));
     read_memory(view.place, host.data(), row_data(view, row), rows_bytes(view, rows));
-    kernels().checksum_flat(view.element, host.data(), rows * view.cols, first, sums);
+    kernels().checksum_flat(view.element, host.data(), rows, view.cols, first, sums);
+  }
+  return {sums[0], sums[1]};
+}
+
+RowsSum checksum_flat_rows(const ArenaLayout& layout, std::span<const float> flat,
+                           std::int64_t entry, std::int64_t row, std::int64_t rows) {
+  const ArenaEntry& e = layout.entries[entry];
+  const std::int64_t cols = layout.storages[e.storage].cols;
+  const std::int64_t first = e.global_row + row, count = rows * cols;
+  const float* values = flat.data() + e.flat_begin + row * cols;
+  std::uint32_t sums[2] = {0, 0};
+  if (layout.element == Element::f32) {
+    kernels().checksum_flat(Element::f32, values, rows, cols, first, sums);
+  } else {
+    std::vector<bf16> narrow(static_cast<std::size_t>(count));
+    kernels().to_bf16(values, narrow.data(), count);
+    kernels().checksum_flat(Element::bf16, narrow.data(), rows, cols, first, sums);
   }
   return {sums[0], sums[1]};
 }

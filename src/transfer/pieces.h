@@ -37,10 +37,6 @@ bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int
                   const ArenaLayout& target, std::int64_t target_entry, std::int64_t target_row,
                   std::int64_t rows);
 
-// Rows [row, row + rows) of the view into rows [target_row, …) of a target's entry.
-void copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
-               std::int64_t target_entry, std::int64_t target_row);
-
 // A message's part: rows of one source entry, as panels when they start and end at panel borders,
 // else (matrices) as row-major f32.
 struct Piece {
@@ -63,5 +59,13 @@ struct RowsSum {
   bool operator==(const RowsSum&) const = default;
 };
 RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, std::int64_t rows);
+// Rows [row, row + rows) of the view into rows [target_row, …) of a target's entry; returns the
+// checksum of what was written.
+RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
+                  std::int64_t target_entry, std::int64_t target_row);
+// The same of rows that lie in a flat f32 vector (ArenaEntry::flat_begin), as they would be once
+// they are written into an arena of that layout.
+RowsSum checksum_flat_rows(const ArenaLayout& layout, std::span<const float> flat,
+                           std::int64_t entry, std::int64_t row, std::int64_t rows);
 
 }  // namespace tandem

@@ -29,8 +29,9 @@ void answer(const http::Respond& respond, const std::function<Json()>& work) {
 
 }  // namespace
 
-void add_weight_routes(http::Server& server, std::function<void(std::function<void()>)> post,
-                       WeightUpdate& update, std::function<double()> last_write) {
+void add_weight_routes(http::Server& server, WeightHooks hooks, WeightUpdate& update) {
+  const auto& post = hooks.post;
+  const auto& last_write = hooks.last_write;
   server.route("POST", "/weights/move",
                [post, &update, last_write](http::Request request, http::Respond respond) {
                  const std::int64_t version = version_of(request);
@@ -62,6 +63,17 @@ void add_weight_routes(http::Server& server, std::function<void(std::function<vo
           return_free_memory();  // of activations: answered first, since this takes 30 ms
         });
       });
+  server.route("POST", "/weights/check",
+               [post, &update, gather = hooks.gather](http::Request, http::Respond respond) {
+                 post([=, &update] {
+                   answer(respond, [&] {
+                     const CheckReport r = update.check(gather());
+                     return Json{{"weight_version", r.version ? Json(*r.version) : Json()},
+                                 {"fresh", sums_json(r.fresh)},
+                                 {"served", sums_json(r.served)}};
+                   });
+                 });
+               });
 }
 
 }  // namespace tandem

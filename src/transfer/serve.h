@@ -1,17 +1,23 @@
-// A rank's part of weight updates over HTTP: POST /weights/move and /weights/swap, each with
-// {"weight_version": v}. The work runs on the compute thread.
+// A rank's part of weight updates over HTTP: POST /weights/move, /weights/swap and, to see that it
+// worked, /weights/check, each with {"weight_version": v}. The work runs on the compute thread.
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "http/server.h"
 #include "transfer/update.h"
 
 namespace tandem {
 
-// post: runs work on the compute thread. last_write: monotonic seconds of the trainer's last
-// optimizer write (0: none since the last update, or no trainer here).
-void add_weight_routes(http::Server& server, std::function<void(std::function<void()>)> post,
-                       WeightUpdate& update, std::function<double()> last_write);
+struct WeightHooks {
+  std::function<void(std::function<void()>)> post;  // runs work on the compute thread
+  // Monotonic seconds of the trainer's last optimizer write (0: none since the last update, or no
+  // trainer here).
+  std::function<double()> last_write;
+  // The trainer's master weights, gathered with the other trainer ranks; empty: no trainer here.
+  std::function<std::vector<float>()> gather;
+};
+void add_weight_routes(http::Server& server, WeightHooks hooks, WeightUpdate& update);
 
 }  // namespace tandem

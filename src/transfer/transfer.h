@@ -13,6 +13,7 @@
 
 #include "comm/group.h"
 #include "comm/store.h"
+#include "config/config.h"
 #include "model/arena.h"
 #include "transfer/pieces.h"
 #include "transfer/plan.h"
@@ -28,6 +29,7 @@ struct TransferSetup {
   int num_processes = 1;
   const Arena* source = nullptr;  // this process's trainer weights; null: it trains nothing
   Arena* target = nullptr;        // where an update of its engine goes; null: it serves nothing
+  const Arena* served = nullptr;  // what its engine reads: the target, or another until the swap
   Store* store = nullptr;         // may be null if all boxes stay inside their process
   GroupOptions group;
   std::int64_t bucket_bytes = 512 << 20;
@@ -55,5 +57,8 @@ std::unique_ptr<Transfer> make_colocate_transfer(const TransferSetup& setup);
 std::unique_ptr<Transfer> make_broadcast_transfer(const TransferSetup& setup);
 // Each engine process gets the bytes that it needs from the process that owns them.
 std::unique_ptr<Transfer> make_p2p_transfer(const TransferSetup& setup);
+// A way that fails in its third move as --debug-break-update says, for tests of what follows.
+std::unique_ptr<Transfer> make_broken_transfer(const TransferSetup& setup,
+                                               std::unique_ptr<Transfer> whole, BrokenUpdate how);
 
 }  // namespace tandem

@@ -67,4 +67,21 @@ void WeightUpdate::swap(std::int64_t version) {
   if (engine_) engine_->swap(version);
 }
 
+CheckReport WeightUpdate::check(std::span<const float> flat) const {
+  CheckReport report;
+  if (engine_) report.version = engine_->version();
+  for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
+    const TransferBox& b = setup_.plan.boxes[i];
+    const auto box = static_cast<std::int64_t>(i);
+    if (setup_.source_process[b.source_rank] == setup_.process)
+      report.fresh.push_back({box, tensor_of(b),
+                              checksum_flat_rows(setup_.source_layouts[b.source_rank], flat,
+                                                 b.source_entry, b.source_row, b.rows)});
+    if (setup_.target_process[b.target_rank] == setup_.process)
+      report.served.push_back(
+          {box, tensor_of(b), checksum_rows(*setup_.served, b.target_entry, b.target_row, b.rows)});
+  }
+  return report;
+}
+
 }  // namespace tandem

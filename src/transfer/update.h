@@ -46,6 +46,13 @@ struct MoveReport {
   std::vector<BoxSum> sent, received;
 };
 
+// --check-weight-update-equal: the checksum of each box of the plan, in place or not, as the
+// trainer's master weights give it, and of what the engine serves.
+struct CheckReport {
+  std::optional<std::int64_t> version;  // that the engine serves; empty: no engine here
+  std::vector<BoxSum> fresh, served;
+};
+
 class WeightUpdate {
  public:
   // `setup` must outlive it; engine: empty on a rank that serves nothing.
@@ -57,6 +64,8 @@ class WeightUpdate {
   MoveReport move(std::int64_t version);
   // Error unless move(version) was the last call.
   void swap(std::int64_t version);
+  // flat: the master weights in the source arena's flat order; empty on a rank that trains nothing.
+  CheckReport check(std::span<const float> flat) const;
 
  private:
   const std::string& tensor_of(const TransferBox& box) const;

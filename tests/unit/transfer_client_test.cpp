@@ -16,6 +16,56 @@ std::string box(int index, const char* tensor, const char* sum) {
   return fmt::format(R"({{"box":{},"tensor":"{}","sum":"{}"}})", index, tensor, sum);
 }
 
+// What ranks say of version 1 after an update.
+class CheckedRank {
+ public:
+  CheckedRank(const std::string& version, const std::string& fresh, const std::string& served)
+      : server_({.token = "secret"}) {
+    server_.route("POST", "/weights/check", [=](http::Request, http::Respond respond) {
+      respond({.status = 200,
+               .body = fmt::format(R"({{"weight_version":{},"fresh":[{}],"served":[{}]}})", version,
+                                   fresh, served)});
+    });
+    server_.start();
+  }
+  http::Address address() const { return {"127.0.0.1", server_.port(), "secret"}; }
+
+ private:
+  http::Server server_;
+};
+
+TEST(UpdateClient, ChecksThatEveryEngineServesTheMasters) {
+  struct Checked {
+    std::string version, fresh, served;
+    std::vector<std::string> text;  // of the error; empty: none
+  };
+  const std::string a = box(0, "model.norm.weight", "aa"), b = box(1, "lm_head.weight", "bb");
+  for (const Checked& c : std::vector<Checked>{
+           {"1", a + "," + b, b + "," + a, {}},
+           {"0", a, a, {"engine rank 1 serves version 0", "the trainer's is 1"}},
+           {"1",
+            a + "," + b,
+            a + "," + box(1, "lm_head.weight", "bc"),
+            {"lm_head.weight", "engine rank 1 serves checksum bc", "trainer rank 0 give bb"}},
+           {"1", a, a + "," + b, {"lm_head.weight", "no trainer has it"}},
+           {"1", a + "," + b, a, {"2 boxes at trainers, 1 at engines"}},
+       }) {
+    CheckedRank trainer("null", c.fresh, ""), engine(c.version, "", c.served);
+    http::Fetcher fetcher;
+    UpdateClient client({trainer.address(), engine.address()}, fetcher);
+    std::string text;
+    std::int64_t compared = 0;
+    try {
+      compared = client.check(1, Deadline::after(10));
+    } catch (const Error& e) {
+      text = e.what();
+    }
+    for (const std::string& part : c.text) EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_EQ(text.empty(), c.text.empty()) << text;
+    EXPECT_EQ(compared, c.text.empty() ? 2 : 0);
+  }
+}
+
 // A rank with fixed answers.
 class FakeRank {
  public:
@@ -68,7 +118,7 @@ TEST(UpdateClient, SwapsOnlyWhatArrivedAsItLeft) {
     std::string text;
     UpdateTimes times;
     try {
-      times = client.update(1, Deadline::after(10));
+      times = client.update(1, true, Deadline::after(10));
     } catch (const Error& e) {
       text = e.what();
     }
@@ -81,6 +131,7 @@ TEST(UpdateClient, SwapsOnlyWhatArrivedAsItLeft) {
     EXPECT_EQ(times.moved_bytes, 120);
     EXPECT_EQ(times.move_seconds, 0.25);
     EXPECT_GE(times.seconds, 0.5);
+    EXPECT_LT(client.update(2, false, Deadline::after(10)).seconds, times.seconds);
   }
 }
 

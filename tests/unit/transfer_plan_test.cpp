@@ -54,7 +54,7 @@ void expect_covered(const TransferPlan& plan, const std::vector<ArenaLayout>& ta
 
 TEST(TransferPlan, CoversEveryRowOnceForAnyCut) {
   for (std::int64_t from : {1, 2})
-    for (std::int64_t to : {1, 2}) {
+    for (std::int64_t to : {1, 2, 4}) {  // 4: two ranks hold each key/value head
       const auto s = layouts(from), t = layouts(to, Element::bf16);
       const auto plan = make_transfer_plan(sides(s, false, 0), sides(t, false, 10));
       expect_covered(plan, t);

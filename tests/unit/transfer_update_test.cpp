@@ -87,7 +87,7 @@ struct Process {
       announce_memory(store, process, &arena->memory());
     } else {
       arena = std::make_unique<Arena>(setup.target_layouts[process - c.trainers]);
-      setup.target = arena.get();
+      setup.served = setup.target = arena.get();
       announce_memory(store, process, nullptr);
       side = engine.side();
     }
@@ -134,6 +134,17 @@ TEST_P(Ways, EveryEngineHoldsTheTrainersValues) {
     for (const BoxSum& s : r.received) received[s.box] = s.sum;
   }
   EXPECT_EQ(sent, received);
+  // Compared anew: the trainers' values as they are before rounding, with what the engines serve.
+  const std::vector<float> masters = numbers(processes[0]->arena->layout().flat_elements);
+  std::map<std::int64_t, RowsSum> fresh, served;
+  for (int p = 0; p < n; ++p) {
+    const CheckReport r = processes[p]->update->check(masters);
+    EXPECT_EQ(r.version, p < c.trainers ? std::nullopt : std::optional<std::int64_t>(4));
+    for (const BoxSum& s : r.fresh) fresh[s.box] = s.sum;
+    for (const BoxSum& s : r.served) served[s.box] = s.sum;
+  }
+  EXPECT_EQ(fresh, sent);
+  EXPECT_EQ(served, sent);
   EXPECT_EQ(sent.size(), processes[0]->setup.plan.boxes.size());
   for (int p = c.trainers; p < n; ++p) {
     EXPECT_EQ(processes[p]->engine.version, 4);
@@ -161,8 +172,51 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{true, false, 2, 1, 2, Element::bf16, 1024},
                       Case{false, false, 2, 1, 2, Element::bf16, 1024},
                       Case{true, true, 2, 2, 2, Element::f32, 4096},
+                      // more ranks than key/value heads, three owners
+                      Case{true, false, 3, 1, 4, Element::bf16, 1024},
+                      Case{false, true, 3, 1, 4, Element::f32, 4096},
                       Case{false, false, 2, 2, 1, Element::f32, 4096},
                       Case{true, false, 4, 2, 1, Element::f32, 4096}));
+
+// With two engine arenas a weight that arrives changed is seen by its sum and not served.
+TEST(WeightUpdate, ABrokenMoveLeavesWhatIsServed) {
+  TransferSetup setup;
+  setup.source_layouts = setup.target_layouts = {make_arena_layout(tiny(), Element::bf16)};
+  setup.source_process = setup.target_process = {0};
+  setup.plan = make_transfer_plan({{&setup.source_layouts[0], 0, false}},
+                                  {{&setup.target_layouts[0], 0, false}});
+  Arena source(setup.source_layouts[0]), served(setup.source_layouts[0]),
+      staging(setup.source_layouts[0]);
+  const std::int64_t n = source.layout().flat_elements;
+  source.write_flat(0, n, numbers(n).data());
+  setup.source = &source;
+  setup.target = &staging;
+  setup.served = &served;
+  FakeEngine engine;
+  EngineSide side = engine.side();
+  side.swap = [&](std::int64_t v) {
+    served.swap_memory(staging);
+    engine.version = v;
+  };
+  WeightUpdate update(
+      setup, make_broken_transfer(setup, make_colocate_transfer(setup), BrokenUpdate::corrupt),
+      side);
+  for (const std::int64_t version : {4, 5}) {
+    const MoveReport r = update.move(version);
+    for (std::size_t i = 0; i < r.sent.size(); ++i) EXPECT_EQ(r.sent[i].sum, r.received[i].sum);
+    update.swap(version);
+  }
+  std::vector<float> before(static_cast<std::size_t>(n)), after(before);
+  served.read_flat(before.data());
+  const MoveReport broken = update.move(6);
+  std::vector<std::string> changed;
+  for (std::size_t i = 0; i < broken.sent.size(); ++i)
+    if (!(broken.sent[i].sum == broken.received[i].sum)) changed.push_back(broken.sent[i].tensor);
+  EXPECT_EQ(changed, std::vector<std::string>{"model.embed_tokens.weight"});
+  served.read_flat(after.data());
+  EXPECT_EQ(before, after);
+  EXPECT_EQ(engine.version, 5);
+}
 
 // A rank whose engine shares the trainer's arena.
 TEST(WeightUpdate, SwapsOnlyALaterVersionOfAQuietEngine) {

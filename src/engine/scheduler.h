@@ -139,8 +139,9 @@ class Scheduler {
   // True if no sample holds KV; the block order is then as new and no prefix is known.
   bool flush();
 
-  // The weights have changed: KV computed so far serves only who holds it. Not between plan and
-  // apply.
+  // The weights have changed: KV computed so far serves only who holds it, and nobody who has not
+  // drawn a token yet. So a sample all of whose tokens have one version attended to KV of that
+  // version only. Not between plan and apply.
   void forget_prefixes();
 
   bool has_work() const { return !active_.empty() || !waiting_.empty(); }

@@ -164,8 +164,13 @@ void Scheduler::forget_prefixes() {
   assert(!in_step_);
   cache_.forget();
   for (const std::int32_t id : active_) {
-    sequences_[id].remembered = 0;
-    sequences_[id].mixed = sequences_[id].computed > 0;
+    Sequence& s = sequences_[id];
+    s.remembered = 0;
+    s.mixed = s.computed > 0;
+    if (!s.mixed || !s.result.output_ids.empty()) continue;
+    // Still in its prompt: from its first token on the answer shall be of the new weights alone.
+    release_kv(s);
+    s.result.cached_tokens = 0;
   }
 }
 

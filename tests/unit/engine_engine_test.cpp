@@ -185,6 +185,35 @@ TEST(Engine, NewWeightsNeverMeetOldKv) {
   EXPECT_EQ(run(2), 0);
 }
 
+// Frozen in its prompt, a sample computes that again: all of its answer is of the new weights, also
+// by the keys that it reads.
+TEST(Engine, AnAnswerThatIsNotBegunIsOfTheNewWeightsAlone) {
+  EngineLimits limits = kLimits;
+  limits.max_prefill_tokens = 4;
+  Bench b;
+  Engine engine(
+      limits,
+      [&](const StepPlan& plan, std::span<SampledToken> sampled) { b.model.run(plan, sampled); },
+      b.mailbox);
+  GenerateRequest request = b.request("p", 2, 6);
+  request.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  std::optional<GenerateResult> got;
+  engine.add(request, [&](GenerateResult result) { got = std::move(result); });
+  engine.step();
+  EXPECT_EQ(engine.stats().rows_computed, 4);
+  engine.pause(PauseMode::in_place);
+  b.model.weights = 77;
+  engine.set_weight_version(1);
+  engine.resume();
+  while (engine.step()) continue;
+  for (std::int64_t i = 0; i < 2; ++i) {
+    const SampleResult wanted = test::reference_answer(request, i, limits, 77);
+    EXPECT_EQ(got.value().samples[i].output_ids, wanted.output_ids);
+    EXPECT_EQ(got->samples[i].log_probs, wanted.log_probs);
+    EXPECT_EQ(got->samples[i].versions, std::vector<std::int64_t>(6, 1));
+  }
+}
+
 TEST(Mailbox, WaitEndsByDeadlineOrPost) {
   int wakes = 0;
   Mailbox mailbox([&] { ++wakes; });

@@ -38,6 +38,7 @@ enum class TrainBackend { fsdp, megatron, torchtitan };
 enum class TransferMode { broadcast, p2p, disk, disk_delta };
 enum class PauseGeneration { retract, abort, in_place };
 enum class Side { none, engine, trainer };
+enum class BrokenUpdate { none, corrupt, die, hang };
 
 // The flag's spelling of a value, for messages and logs.
 std::string_view name_of(Device value);
@@ -120,6 +121,7 @@ struct RolloutConfig {
   std::string custom_generate_function_path;
   bool partial_rollout = false;
   bool fully_async = false;
+  std::int64_t async_steps = 0;  // rollouts that are generated ahead of the one that is trained on
 };
 
 // Limits of one engine. None of them changes a token.
@@ -175,7 +177,7 @@ struct AlgorithmConfig {
   bool compute_advantages_and_returns = true;
   bool use_rollout_logprobs = false;
   bool get_mismatch_metrics = false;
-  bool use_tis = false;
+  std::optional<bool> use_tis;  // after resolve(): set; read it by uses_tis()
   double tis_clip = 2.0;
   double tis_clip_low = 0.0;
   TisMode tis_mode = TisMode::clip;
@@ -192,7 +194,8 @@ struct AlgorithmConfig {
   // Whether a reference model is loaded: some KL against it is in the loss or in the reward.
   bool uses_reference() const { return use_kl_loss || kl_coef != 0.0; }
   // Whether tokens leave the loss for the ratio of trainer to engine probability.
-  bool rejects_tokens() const { return use_rs || (use_tis && tis_mode == TisMode::mask); }
+  bool rejects_tokens() const { return use_rs || (uses_tis() && tis_mode == TisMode::mask); }
+  bool uses_tis() const { return use_tis.value_or(false); }
 };
 
 // AdamW and its schedule, in optimizer steps.
@@ -230,6 +233,9 @@ struct TrainConfig {
   std::optional<std::int64_t> recompute_num_layers;  // after resolve(): set if full
   bool gradient_checkpointing = false;
   bool ci_test = false;
+  bool ci_disable_kl_checker = false;
+  bool ci_disable_logprobs_checker = false;
+  bool ci_disable_weight_update_checker = false;
 };
 
 struct EvaluateConfig {
@@ -253,7 +259,9 @@ struct TransferConfig {
   std::int64_t update_weights_interval = 1;
   bool update_weight_shared_memory = true;
   bool update_weight_double_buffer = false;
+  bool update_weights_in_flight = false;  // while answers are being written
   PauseGeneration pause_generation_mode = PauseGeneration::retract;
+  bool check_weight_update_equal = false;
 };
 
 struct CheckpointConfig {
@@ -283,6 +291,7 @@ struct LoggingConfig {
 struct DebugConfig {
   bool dry_run = false;
   Side debug_perturb_kernel = Side::none;  // one kernel of that side is made wrong by one unit
+  BrokenUpdate debug_break_update = BrokenUpdate::none;  // what goes wrong, from version 3 on
   bool debug_rollout_only = false;
   bool debug_train_only = false;
   std::string save_debug_rollout_data;  // a path, {rollout_id} is filled in

@@ -47,6 +47,8 @@ template <>
 inline constexpr Spellings<4> names<LogLevel>{"debug", "info", "warn", "error"};
 template <>
 inline constexpr Spellings<3> names<Side>{"none", "engine", "trainer"};
+template <>
+inline constexpr Spellings<4> names<BrokenUpdate>{"none", "corrupt", "die", "hang"};
 
 // ---- sections
 // ------------------------------------------------------------------------------------
@@ -216,8 +218,7 @@ inline constexpr auto table<RolloutConfig> = std::tuple{
           &RolloutConfig::rollout_max_context_len,
           "Most tokens of prompt and answer together.",
           {.at_least = 2}},
-    Field{"rollout_stop",
-          &RolloutConfig::rollout_stop,
+    Field{"rollout_stop", &RolloutConfig::rollout_stop,
           "Texts that end an answer, also across the borders of tokens; they stay in it."},
     Field{"rollout_stop_token_ids",
           &RolloutConfig::rollout_stop_token_ids,
@@ -248,7 +249,13 @@ inline constexpr auto table<RolloutConfig> = std::tuple{
     Field{"fully_async",
           &RolloutConfig::fully_async,
           "Generate while training.",
-          {.kind = Kind::refused, .why = "the loop is synchronous; leave it out"}}};
+          {.kind = Kind::refused, .why = "use --async-steps 1; leave it out"}},
+    Field{"async_steps",
+          &RolloutConfig::async_steps,
+          "Rollouts that are generated ahead: 1 generates the next one while the present one is "
+          "trained on (train_async.py), so that neither side waits for the other. Not with "
+          "--colocate.",
+          {.at_least = 0, .now = "0|1", .why = "0 or 1 rollout ahead is built"}}};
 
 template <>
 inline constexpr auto table<EngineConfig> = std::tuple{
@@ -412,7 +419,8 @@ inline constexpr auto table<AlgorithmConfig> = std::tuple{
           "Report the ratio of trainer to engine probability (train/tis, train/tis_abs) though it "
           "has no weight in the loss."},
     Field{"use_tis", &AlgorithmConfig::use_tis,
-          "Weigh the policy loss by the ratio of trainer to engine probability."},
+          "Weigh the policy loss by the ratio of trainer to engine probability. Default: on with "
+          "--async-steps, unless --use-rollout-logprobs corrects by the ratio itself."},
     Field{"tis_clip",
           &AlgorithmConfig::tis_clip,
           "Upper bound of that weight.",
@@ -561,11 +569,18 @@ inline constexpr auto table<TrainConfig> = std::tuple{
           {.at_least = 1}},
     Field{"gradient_checkpointing", &TrainConfig::gradient_checkpointing,
           "Short for --recompute-granularity full --recompute-method uniform."},
-    Field{"ci_test",
-          &TrainConfig::ci_test,
-          "Check Miles's invariants at each step.",
-          {.kind = Kind::refused,
-           .why = "train/train_rollout_logprob_abs_diff in metrics.jsonl shows the gap"}}};
+    Field{
+        "ci_test", &TrainConfig::ci_test,
+        "Check the invariants of a run at each step and end it at the first that fails: no KL and "
+        "no clipping before the first optimizer step of a rollout, none against the reference "
+        "before the first of the run, trainer and engine agree, weights are equal after an "
+        "update."},
+    Field{"ci_disable_kl_checker", &TrainConfig::ci_disable_kl_checker,
+          "Leave the KL and clipping out of --ci-test."},
+    Field{"ci_disable_logprobs_checker", &TrainConfig::ci_disable_logprobs_checker,
+          "Leave the log-probabilities of trainer and engine out of --ci-test."},
+    Field{"ci_disable_weight_update_checker", &TrainConfig::ci_disable_weight_update_checker,
+          "Leave the weights after an update out of --ci-test."}};
 
 template <>
 inline constexpr auto table<EvaluateConfig> = std::tuple{
@@ -625,18 +640,22 @@ inline constexpr auto table<TransferConfig> = std::tuple{
           "Ranks of one host read each other's weights from memory; off: over sockets."},
     Field{"update_weights_interval",
           &TransferConfig::update_weights_interval,
-          "Rollouts between weight updates.",
-          {.at_least = 1,
-           .kind = Kind::refused,
-           .why = "the synchronous loop updates after every rollout"}},
+          "Rollouts between weight updates; answers are up to that many updates old.",
+          {.at_least = 1}},
     Field{
         "update_weight_double_buffer", &TransferConfig::update_weight_double_buffer,
         "A second copy of the engine's weights: an update that fails leaves the old ones serving."},
-    Field{"pause_generation_mode",
-          &TransferConfig::pause_generation_mode,
-          "What happens to running answers at a weight update.",
-          {.kind = Kind::no_effect,
-           .why = "in the synchronous loop no answer is running at a weight update"}}};
+    Field{"update_weights_in_flight", &TransferConfig::update_weights_in_flight,
+          "With --async-steps: update the weights while answers are still being written, not after "
+          "the last one. Saves the wait; which tokens have which weights then depends on the "
+          "clock."},
+    Field{"pause_generation_mode", &TransferConfig::pause_generation_mode,
+          "What becomes of answers that are being written at a weight update "
+          "(--update-weights-in-flight): retract keeps their tokens and computes their KV again "
+          "with the new weights, in_place keeps both, abort begins them anew."},
+    Field{"check_weight_update_equal", &TransferConfig::check_weight_update_equal,
+          "After each update compare every tensor that every engine serves with one made anew from "
+          "the trainer's master weights."}};
 
 template <>
 inline constexpr auto table<CheckpointConfig> = std::tuple{
@@ -707,6 +726,9 @@ inline constexpr auto table<DebugConfig> = std::tuple{
         "Check config, model folder, prompts, template, memory, ports and helpers, start nothing."},
     Field{"debug_perturb_kernel", &DebugConfig::debug_perturb_kernel,
           "Make one kernel of that side wrong by a little, to see the log-probability gap rise."},
+    Field{"debug_break_update", &DebugConfig::debug_break_update,
+          "Make the update to weight version 3 fail on the last rank: corrupt changes a weight on "
+          "its way, die ends the rank in the middle of the move, hang never finishes it."},
     Field{"debug_rollout_only", &DebugConfig::debug_rollout_only,
           "Generate and reward, do not train."},
     Field{"debug_train_only", &DebugConfig::debug_train_only,

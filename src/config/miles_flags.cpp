@@ -118,7 +118,8 @@ constexpr std::array kTogether = {
              "custom_async_data_buffer_path= custom_agent_function_path= buffer_filter_path= "
              "rollout_sample_filter_path= rollout_all_samples_process_path= "
              "rollout_data_postprocess_path= custom_convert_samples_to_train_data_path="},
-    Together{"Rollout", refused, "the loop is synchronous; leave it out",
+    Together{"Rollout", refused,
+             "fully asynchronous rollouts are not built yet (--async-steps 1 is); leave it out",
              "mask_offpolicy_in_partial_rollout max_weight_staleness= "
              "async_max_concurrent_samples= async_data_buffer_capacity_factor=2.0 "
              "async_unused_samples_handler=drop keep_old_actor"},
@@ -206,7 +207,7 @@ constexpr std::array kTogether = {
              "custom_update_weight_post_write_path="},
     Together{"Weight update", no_effect,
              "every update is verified, and colocated sides share bytes",
-             "check_weight_update_equal check_weight_update_selector=all "
+             "check_weight_update_selector=all "
              "check_weight_update_skip_list* check_weight_update_allow_quant_error "
              "check_lora_weight_equal save_local_weight_checksum"},
     // ---- checkpoints ----
@@ -256,8 +257,6 @@ constexpr std::array kTogether = {
     Together{"Debugging", refused, "leave it out; --num-rollout says when a run ends",
              "debug_exit_after_rollout= load_debug_rollout_data_subsample= "
              "debug_skip_weight_update debug_disable_optimizer dumper_enable"},
-    Together{"Debugging", no_effect, "--ci-test is refused so far",
-             "ci_disable_kl_checker ci_disable_logprobs_checker ci_disable_weight_update_checker"},
     Together{"Debugging", refused, "read metrics.jsonl instead; leave it out",
              "ci_save_grad_norm= ci_load_grad_norm= ci_metric_checker_key= "
              "ci_metric_checker_threshold= ci_save_model_hash ci_check_model_hash "

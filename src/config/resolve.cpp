@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <ctime>
 #include <filesystem>
 #include <thread>
@@ -93,7 +94,12 @@ void resolve_lengths(RolloutConfig& rollout, Lines& lines) {
   fill(rollout.rollout_max_response_len, most, "rollout_max_response_len", reason, lines);
 }
 
-void resolve_algorithm(AlgorithmConfig& a, const std::string& hf_checkpoint, Lines& lines) {
+void resolve_algorithm(AlgorithmConfig& a, const std::string& hf_checkpoint, bool asynchronous,
+                       Lines& lines) {
+  const bool stale = asynchronous && !a.use_rollout_logprobs;
+  if (stale)
+    fill(a.use_tis, true, "use_tis", "async_steps: answers come from older weights", lines);
+  a.use_tis = a.uses_tis();
   fill(a.eps_clip_high, a.eps_clip, "eps_clip_high", "eps_clip", lines);
   if (a.use_rs) {
     fill(a.rs_upper_bound, a.tis_clip, "rs_upper_bound", "tis_clip", lines);
@@ -189,7 +195,8 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
                   lines);
   resolve_batch(config.rollout, config.train, lines);
   resolve_lengths(config.rollout, lines);
-  resolve_algorithm(config.algorithm, config.model.hf_checkpoint, lines);
+  resolve_algorithm(config.algorithm, config.model.hf_checkpoint, config.rollout.async_steps > 0,
+                    lines);
   fill(config.train.deterministic_layout, config.compute.device == Device::cpu,
        "deterministic_layout", "on with --device cpu", lines);
   TD_CHECK(config.compute.device != Device::cuda ||
@@ -197,10 +204,12 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
            "--device: cuda is built for one colocated rank so far, found {} trainer and {} engine "
            "ranks{}; use --colocate with one rank, or --device cpu",
            trainers, engines, config.cluster.colocate ? "" : " apart");
-  if (!*config.train.deterministic_layout && config.train.gradient_leaves != trainers) {
-    config.train.gradient_leaves = trainers;
-    lines.push_back(
-        fmt::format("gradient_leaves = {} (one a rank: deterministic_layout is off)", trainers));
+  const auto least = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(trainers)));
+  if (!*config.train.deterministic_layout && config.train.gradient_leaves != least) {
+    config.train.gradient_leaves = least;
+    lines.push_back(fmt::format(
+        "gradient_leaves = {} (the fewest for {} trainer ranks: deterministic_layout is off)",
+        least, trainers));
   }
   resolve_recompute(config.train, lines);
   resolve_evaluation(config, config.evaluate, lines);

@@ -47,15 +47,8 @@ void check_placement(const Config& config, Faults& faults) {
   }
   if (config.train.gradient_leaves < trainers) {
     add(faults,
-        "--gradient-leaves: found {}, but {} trainer ranks need a leaf each; raise it to a power "
-        "of two of at least {}",
-        config.train.gradient_leaves, trainers, trainers);
-  }
-  if ((trainers & (trainers - 1)) != 0) {
-    add(faults,
-        "--actor-num-gpus-per-node: {} trainer ranks found, a power of two wanted so far; use {} "
-        "or {}",
-        trainers, std::bit_floor(static_cast<std::uint64_t>(trainers)),
+        "--gradient-leaves: found {}, but {} trainer ranks need a leaf each; raise it to {}",
+        config.train.gradient_leaves, trainers,
         std::bit_ceil(static_cast<std::uint64_t>(trainers)));
   }
   if (cluster.num_gpus_per_node && *cluster.num_gpus_per_node < per_node) {
@@ -70,6 +63,48 @@ void check_placement(const Config& config, Faults& faults) {
         "--update-weight-transfer-mode: found {}, but with --colocate the copy is in place and "
         "nothing is sent; leave it out",
         name_of(config.transfer.update_weight_transfer_mode));
+  }
+}
+
+void check_schedule(const Config& config, Faults& faults) {
+  const std::int64_t interval = config.transfer.update_weights_interval;
+  const bool ahead = config.rollout.async_steps > 0;
+  if (ahead && config.cluster.colocate) {
+    add(faults,
+        "--async-steps: found {} with --colocate: there trainer and engine take turns on the same "
+        "ranks and weights, so nothing can be generated while the trainer works; give the engines "
+        "ranks of their own (--rollout-num-gpus, without --colocate)",
+        config.rollout.async_steps);
+  }
+  if (ahead && !config.debug.load_debug_rollout_data.empty()) {
+    add(faults,
+        "--async-steps: found {} with --load-debug-rollout-data, which generates nothing; leave it "
+        "out",
+        config.rollout.async_steps);
+  }
+  if (ahead && config.algorithm.use_tis == false && !config.algorithm.use_rollout_logprobs &&
+      !config.algorithm.use_rs) {
+    add(faults,
+        "--no-use-tis: with --async-steps answers come from older weights, and nothing else "
+        "corrects for it; leave it out, or give --use-rollout-logprobs or --use-rs");
+  }
+  if (config.transfer.update_weights_in_flight && !ahead) {
+    add(faults,
+        "--update-weights-in-flight: without --async-steps no answer is being written at an "
+        "update; add --async-steps 1 or leave it out");
+  }
+  if (config.cluster.colocate && interval > 1) {
+    add(faults,
+        "--update-weights-interval: found {} with --colocate, where the optimizer writes the "
+        "weights that the engine reads, so every step updates them; leave it out",
+        interval);
+  }
+  const auto& save = config.checkpoint.save_interval;
+  if (save && interval > 0 && *save % interval != 0) {
+    add(faults,
+        "--save-interval: found {} with update_weights_interval {}: a checkpoint between two "
+        "updates could not say what the engines serve; use a multiple of {}",
+        *save, interval, interval);
   }
 }
 
@@ -218,11 +253,11 @@ void check_kl(const AlgorithmConfig& a, Faults& faults) {
 }
 
 void check_mismatch(const AlgorithmConfig& a, Faults& faults) {
-  if (a.use_rollout_logprobs && (a.use_tis || a.use_rs)) {
+  if (a.use_rollout_logprobs && (a.uses_tis() || a.use_rs)) {
     add(faults,
         "--use-rollout-logprobs: with {} the engine's log-probabilities would be corrected against "
         "themselves; give one of the two",
-        a.use_tis ? "--use-tis" : "--use-rs");
+        a.uses_tis() ? "--use-tis" : "--use-rs");
   }
   if (a.tis_clip_low > a.tis_clip) {
     add(faults, "--tis-clip-low: found {}, above tis_clip {}; give at most that", a.tis_clip_low,
@@ -443,6 +478,7 @@ std::vector<std::string> validate(const Config& config) {
   Faults faults;
   check_model(config.model, faults);
   check_placement(config, faults);
+  check_schedule(config, faults);
   check_data(config, faults);
   check_reward(config, faults);
   check_batch(config, faults);

@@ -65,7 +65,7 @@ Fleet::Fleet(const Config& config, const Placement& placement) : placement_(plac
           addresses.at(static_cast<std::size_t>(role.rank)), fetcher_));
   trainer_.emplace(std::move(trainers), fetcher_);
   for (const http::Address& address : addresses)
-    memory_calls_.push_back({.address = address, .method = "GET", .path = "/memory"});
+    usage_calls_.push_back({.address = address, .method = "GET", .path = "/usage"});
   update_.emplace(std::move(addresses), fetcher_);
   TD_LOG(info, "{} rank{} ready in {}:\n{}", handles.size(), handles.size() == 1 ? "" : "s",
          human_seconds(monotonic_seconds() - start), placement.describe());
@@ -81,21 +81,37 @@ std::vector<EngineClient*> Fleet::engines() {
   return out;
 }
 
-ProcessMemory Fleet::memory(Deadline deadline) {
-  ProcessMemory most;
-  for (const std::string& body : http::call_all(fetcher_, memory_calls_, deadline)) {
-    const Json json = parse_json(body, "/memory");
-    most.resident_bytes =
-        std::max(most.resident_bytes, require<std::int64_t>(json, "resident_bytes", "/memory"));
-    most.peak_bytes =
-        std::max(most.peak_bytes, require<std::int64_t>(json, "peak_bytes", "/memory"));
+RankUsage Fleet::usage(Deadline deadline) {
+  RankUsage usage;
+  const auto bodies = http::call_all(fetcher_, usage_calls_, deadline);
+  for (std::size_t r = 0; r < bodies.size(); ++r) {
+    const std::string source = usage_calls_[r].address.url("/usage");
+    const Json json = parse_json(bodies[r], source);
+    usage.most.resident_bytes =
+        std::max(usage.most.resident_bytes, require<std::int64_t>(json, "resident_bytes", source));
+    usage.most.peak_bytes =
+        std::max(usage.most.peak_bytes, require<std::int64_t>(json, "peak_bytes", source));
+    if (placement_.ranks[r].trains())
+      usage.trainer_busy.push_back(require<double>(json, "trainer_busy_seconds", source));
+    if (placement_.ranks[r].serves())
+      usage.engine_busy.push_back(require<double>(json, "engine_busy_seconds", source));
   }
-  return most;
+  return usage;
 }
 
-UpdateTimes Fleet::update_weights(Deadline deadline) {
-  const UpdateTimes times = update_->update(weight_version_ + 1, deadline);
-  ++weight_version_;
+UpdateTimes Fleet::update_weights(const UpdateCall& call, Deadline deadline) {
+  const double start = monotonic_seconds();
+  if (call.pause)
+    for (auto& engine : engines_) engine->pause(*call.pause, deadline);
+  const double paused = monotonic_seconds();
+  UpdateTimes times = update_->update(call.version, call.since_write, deadline);
+  const double updated = monotonic_seconds();
+  if (call.pause) {
+    for (auto& engine : engines_) engine->resume(deadline);
+    times.pause_seconds = paused - start + monotonic_seconds() - updated;
+    times.seconds += times.pause_seconds;
+  }
+  if (call.check) update_->check(call.version, deadline);
   return times;
 }
 

@@ -21,6 +21,13 @@
 
 namespace tandem {
 
+// What the ranks used.
+struct RankUsage {
+  ProcessMemory most;  // of the rank that holds most; the peak is since the last call
+  // Seconds at work since their start, one a trainer rank and one an engine rank.
+  std::vector<double> trainer_busy, engine_busy;
+};
+
 class Fleet {
  public:
   // Starts every rank and waits until all serve. config is resolved, kv_cache_tokens included.
@@ -31,13 +38,17 @@ class Fleet {
 
   std::vector<EngineClient*> engines();
   TrainerClient& trainer() { return *trainer_; }
-  // The next weight version: moved, verified, served by all engines.
-  UpdateTimes update_weights(Deadline deadline);
-  // Of the rank that holds most; the peak is since the last call.
-  ProcessMemory memory(Deadline deadline);
-  std::int64_t weight_version() const { return weight_version_; }
-  // A run that continues: the next update is version + 1.
-  void set_weight_version(std::int64_t version) { weight_version_ = version; }
+  // The trainer's present weights as `version`: moved, verified, served by all engines; with
+  // `check`, compared anew afterwards. Engines that write answers meanwhile are paused for it;
+  // without `pause` none may. See UpdateClient::update for since_write.
+  struct UpdateCall {
+    std::int64_t version = 0;
+    bool since_write = true;
+    bool check = false;
+    std::optional<PauseMode> pause;
+  };
+  UpdateTimes update_weights(const UpdateCall& call, Deadline deadline);
+  RankUsage usage(Deadline deadline);
   std::int64_t num_ranks() const { return static_cast<std::int64_t>(placement_.ranks.size()); }
 
   std::vector<RankDeath> deaths(Deadline deadline) { return cluster_->deaths(deadline); }
@@ -49,11 +60,10 @@ class Fleet {
   std::optional<Store> store_;
   std::unique_ptr<Cluster> cluster_;
   http::Fetcher fetcher_;
-  std::vector<http::Call> memory_calls_;  // one a rank
+  std::vector<http::Call> usage_calls_;  // one a rank
   std::vector<std::unique_ptr<EngineClient>> engines_;
   std::optional<TrainerClient> trainer_;
   std::optional<UpdateClient> update_;
-  std::int64_t weight_version_ = 0;
 };
 
 }  // namespace tandem

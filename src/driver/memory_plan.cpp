@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "model/parameters.h"
 #include "trainer/memory.h"
@@ -34,7 +36,8 @@ std::vector<RankMemory> plan_memory(const Config& config, const ModelConfig& mod
   const std::int64_t element = config.model.dtype == ComputeDtype::float32 ? 4 : 2;
   const std::int64_t elements = parameters(model);
   const std::int64_t kv = config.engine.kv_cache_tokens.value_or(0) * model.num_layers * 2 *
-                          model.kv_rows() * element / placement.engine_width;
+                          std::max(model.kv_rows() / placement.engine_width, model.head_dim) *
+                          element;
   const bool doubled = config.transfer.update_weight_double_buffer;
   const TrainerMemory trainer =
       estimate_trainer_memory(model, config.train,

@@ -46,8 +46,23 @@ const Declarations& train_declarations() {
       {"train/rs_rejected_frac", Reduction::mean, "share of loss tokens that left the loss"},
       {"train/pg_clipfrac", Reduction::mean, "share of loss tokens on the clipped branch"},
       {"train/ppo_kl", Reduction::mean, "old minus new log-probability (k1)"},
+      {"rollout/weight_version/mean", Reduction::mean, "weight version of a sample's oldest token"},
+      {"rollout/weight_version/median", Reduction::last, "its median, over all samples"},
+      {"rollout/weight_version/max", Reduction::max, "its maximum"},
+      {"rollout/weight_version/min", Reduction::min, "its minimum"},
+      {"rollout/weight_version/mixed_version_ratio", Reduction::mean,
+       "share of samples with tokens of several versions"},
+      {"rollout/staleness/mean", Reduction::mean,
+       "versions from a sample's oldest token to the weights that train on it"},
+      {"rollout/staleness/max", Reduction::max, "its maximum"},
       {"train/train_rollout_logprob_abs_diff", Reduction::mean,
-       "|trainer's minus engine's log-probability| over loss tokens"},
+       "|trainer's minus engine's log-probability| over loss tokens of samples that the trainer's "
+       "present weights generated"},
+      {"train/off_policy_logprob_abs_diff", Reduction::mean, "the same of all other samples"},
+      {"train/off_policy_logprob_abs_diff/*", Reduction::mean,
+       "by the versions that lie between (lag_1, …)"},
+      {"train/on_policy_samples", Reduction::sum,
+       "samples that the trainer's present weights generated"},
       {"train/train_rollout_logprob_abs_diff_max", Reduction::max, "its maximum"},
       {"train/train_rollout_kl", Reduction::mean, "k3 of engine against trainer"},
       {"train/grad_norm", Reduction::mean, "before clipping"},
@@ -69,6 +84,16 @@ const Declarations& train_declarations() {
       {"perf/update_weights_move_time", Reduction::max, "seconds of its bytes"},
       {"perf/update_weights_verify_time", Reduction::max, "seconds of its checksums"},
       {"perf/update_weights_swap_time", Reduction::max, "seconds of both ends' switch"},
+      {"perf/update_weights_pause_time", Reduction::max,
+       "seconds of pausing and continuing answers that were being written"},
+      {"perf/rollout_wait_time", Reduction::max,
+       "seconds after training in which the next rollout was waited for (--async-steps)"},
+      {"perf/trainer_utilization", Reduction::mean,
+       "share of the step in which a trainer rank works"},
+      {"perf/engine_utilization", Reduction::mean,
+       "share of the step in which an engine rank works"},
+      {"perf/engine_idle_time", Reduction::max,
+       "seconds of the step in which the engine rank that works least does nothing"},
       {"perf/eval_time", Reduction::max, "seconds of an evaluation"},
       {"perf/save_model_time", Reduction::max, "seconds of writing the checkpoint's parts"},
       {"perf/step_time", Reduction::max, "seconds of the step, evaluation and saving aside"},
@@ -150,7 +175,9 @@ void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
   for (const auto& [name, value] : result.rollout_means) row.add(name, value);
   for (const StepMetrics& m : result.steps) {
     for (const auto& [name, value] : m.means) row.add(name, value);
-    row.add("train/train_rollout_logprob_abs_diff_max", m.rollout_abs_diff_max);
+    if (m.on_policy_samples > 0)
+      row.add("train/train_rollout_logprob_abs_diff_max", m.rollout_abs_diff_max);
+    row.add("train/on_policy_samples", static_cast<double>(m.on_policy_samples));
     row.add("train/grad_norm", m.grad_norm);
     row.add("train/lr-pg_0", m.lr);
     row.add("train/skipped_steps", m.skipped ? 1.0 : 0.0);
@@ -173,6 +200,36 @@ void add_update_metrics(Row& row, const UpdateTimes& times) {
   row.add("perf/update_weights_move_time", times.move_seconds);
   row.add("perf/update_weights_verify_time", times.verify_seconds);
   row.add("perf/update_weights_swap_time", times.swap_seconds);
+  if (times.pause_seconds > 0) row.add("perf/update_weights_pause_time", times.pause_seconds);
+}
+
+void add_version_metrics(Row& row, std::span<const Sample> samples, std::int64_t trainer_version) {
+  std::vector<double> oldest;
+  for (const Sample& s : samples) {
+    if (s.weight_versions.empty()) continue;
+    const auto [least, most] = std::ranges::minmax(s.weight_versions);
+    oldest.push_back(static_cast<double>(least));
+    row.add("rollout/weight_version/mean", oldest.back());
+    row.add("rollout/weight_version/mixed_version_ratio", least == most ? 0.0 : 1.0);
+    row.add("rollout/staleness/mean", static_cast<double>(trainer_version - least));
+    row.add("rollout/staleness/max", static_cast<double>(trainer_version - least));
+  }
+  if (oldest.empty()) return;
+  std::sort(oldest.begin(), oldest.end());
+  const std::size_t n = oldest.size();
+  row.add("rollout/weight_version/median", (oldest[(n - 1) / 2] + oldest[n / 2]) / 2);
+  row.add("rollout/weight_version/max", oldest.back());
+  row.add("rollout/weight_version/min", oldest.front());
+}
+
+void add_usage_metrics(Row& row, const RankUsage& before, const RankUsage& after, double seconds) {
+  for (std::size_t i = 0; i < after.trainer_busy.size(); ++i)
+    row.add("perf/trainer_utilization", (after.trainer_busy[i] - before.trainer_busy[i]) / seconds);
+  for (std::size_t i = 0; i < after.engine_busy.size(); ++i) {
+    const double busy = after.engine_busy[i] - before.engine_busy[i];
+    row.add("perf/engine_utilization", busy / seconds);
+    row.add("perf/engine_idle_time", std::max(0.0, seconds - busy));
+  }
 }
 
 void add_rank_memory(Row& row, const std::string& phase, const ProcessMemory& most) {

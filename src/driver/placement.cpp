@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -66,6 +67,11 @@ Placement make_placement(const ClusterConfig& c, const Resources& resources) {
     placement.ranks.push_back(role);
   }
   return placement;
+}
+
+void check_engine_width(const ClusterConfig& c, const ModelConfig& model) {
+  const std::string fault = tensor_parallel_fault(model, c.rollout_num_gpus_per_engine);
+  TD_CHECK(fault.empty(), "--rollout-num-gpus-per-engine: {}", fault);
 }
 
 }  // namespace tandem

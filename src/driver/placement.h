@@ -12,6 +12,7 @@
 
 #include "cluster/placement.h"
 #include "config/config.h"
+#include "model/hf_config.h"
 
 namespace tandem {
 
@@ -24,5 +25,9 @@ struct Resources {
 // cluster must be resolved. Throws Error with all that is impossible, have and need in numbers, and
 // what to change.
 Placement make_placement(const ClusterConfig& cluster, const Resources& resources);
+
+// Error if the model cannot be cut into engines of rollout_num_gpus_per_engine ranks; it names the
+// widths that fit.
+void check_engine_width(const ClusterConfig& cluster, const ModelConfig& model);
 
 }  // namespace tandem

@@ -4,22 +4,35 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <map>
 #include <span>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/xxh3.h"
 #include "config/json.h"
 #include "config/validate.h"
+#include "data/batch.h"
 
 namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kAheadFile = "rollout_ahead.safetensors";
+
 // --load itself, or the folder of checkpoints of the run that it names.
 std::string root_of(const std::string& load) {
   const std::string inside = load + "/checkpoints";
   return checkpoint_ids(load).empty() && fs::is_directory(inside) ? inside : load;
+}
+
+// The members of an object of numbers.
+template <class T>
+std::map<std::string, T> numbers_of(const Json& json, const std::string& where) {
+  std::map<std::string, T> out;
+  for (const auto& [key, value] : json.items()) out[key] = read_value<T>(value, where);
+  return out;
 }
 
 }  // namespace
@@ -30,7 +43,8 @@ Json to_json(const RunState& state) {
           {"skipped_steps", state.skipped_steps},
           {"prompts_xxh3", state.prompts_xxh3},
           {"run_dir", state.run_dir},
-          {"config", state.config}};
+          {"config", state.config},
+          {"ahead", state.ahead}};
 }
 
 RunState run_state_from_json(const Json& json, std::string_view where) {
@@ -39,7 +53,42 @@ RunState run_state_from_json(const Json& json, std::string_view where) {
           .skipped_steps = require<std::int64_t>(json, "skipped_steps", where),
           .prompts_xxh3 = require<std::string>(json, "prompts_xxh3", where),
           .run_dir = require<std::string>(json, "run_dir", where),
-          .config = require<Json>(json, "config", where)};
+          .config = require<Json>(json, "config", where),
+          .ahead = optional_key<Json>(json, "ahead", where, Json())};
+}
+
+Json save_ahead(const std::string& folder, const DrawnGroups& rollout) {
+  const TrainBatch batch{.samples = rollout.samples,
+                         .advantages = std::vector<float>(rollout.samples.size()),
+                         .trainer_log_probs = {}};
+  const std::string bytes = encode_batch(batch);
+  write_file_atomic(folder + "/" + kAheadFile, bytes);
+  Json parts = Json::array();
+  for (const Sample& s : rollout.samples) parts.push_back(s.reward_parts);
+  return {{"xxh3", xxh3_hex(std::as_bytes(std::span(bytes)))},
+          {"reward_parts", parts},
+          {"dropped", rollout.dropped},
+          {"num_drawn", rollout.num_drawn},
+          {"seconds", rollout.seconds}};
+}
+
+DrawnGroups load_ahead(const std::string& folder, const Json& ahead) {
+  const std::string path = folder + "/" + kAheadFile, where = folder + "/state.json: ahead";
+  const MappedFile file(path);
+  const auto sum = require<std::string>(ahead, "xxh3", where);
+  TD_CHECK(xxh3_hex(file.bytes()) == sum, "{}: checksum {}, {} was written; the file is damaged",
+           path, xxh3_hex(file.bytes()), sum);
+  DrawnGroups rollout{
+      .samples = decode_batch(file.bytes(), path).samples,
+      .dropped = numbers_of<std::int64_t>(require<Json>(ahead, "dropped", where), where),
+      .num_drawn = require<std::int64_t>(ahead, "num_drawn", where),
+      .seconds = require<double>(ahead, "seconds", where)};
+  const auto parts = require<std::vector<Json>>(ahead, "reward_parts", where);
+  TD_CHECK(parts.size() == rollout.samples.size(), "{}: reward_parts of {} samples, {} hold {}",
+           where, parts.size(), path, rollout.samples.size());
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    rollout.samples[i].reward_parts = numbers_of<double>(parts[i], where);
+  return rollout;
 }
 
 std::optional<Resume> find_resume(const Config& config) {

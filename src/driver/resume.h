@@ -12,21 +12,29 @@
 #include "checkpoint/checkpoints.h"
 #include "config/config.h"
 #include "data/sample.h"
+#include "driver/sampling.h"
 
 namespace tandem {
 
 // The driver's part of state.json.
 struct RunState {
   std::int64_t weight_version = 0;  // that the engines served after the step
-  Json prompt_order;                // PromptOrder::save(), after the step
+  Json prompt_order;                // PromptOrder::save(), after the step and what is ahead of it
   std::int64_t skipped_steps = 0;   // optimizer steps skipped in a row, up to the last one
   std::string prompts_xxh3;         // of the prompts' ids and labels
   std::string run_dir;              // relative to the folder of checkpoints
   Json config;                      // resolved
+  Json ahead = Json();              // of save_ahead(); null: no rollout was made ahead
 };
 
 Json to_json(const RunState& state);
 RunState run_state_from_json(const Json& json, std::string_view where);
+
+// A rollout that was made ahead of its step (--async-steps) goes into the checkpoint: the weights
+// that wrote it are gone. Writes its samples into the checkpoint's folder and returns what tells of
+// them; the other way round, Error naming the file if it is not what was written.
+Json save_ahead(const std::string& folder, const DrawnGroups& rollout);
+DrawnGroups load_ahead(const std::string& folder, const Json& ahead);
 
 struct Resume {
   std::string root;    // folder of checkpoints

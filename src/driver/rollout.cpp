@@ -98,6 +98,7 @@ struct RolloutMaker::Work {
   const RolloutSetup& setup;
   Deadline deadline;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
+  std::map<std::uint64_t, std::size_t> place_of = {};     // in items, by prompt id
   std::map<std::uint64_t, const Prompt*> prompt_of = {};  // by prompt id
   std::map<std::uint64_t, std::int64_t> missing = {};     // samples of a prompt not generated yet
   std::map<std::uint64_t, Sample> samples = {};           // generated, by id
@@ -107,29 +108,27 @@ struct RolloutMaker::Work {
   bool generating() const { return samples.size() < num_samples; }
 };
 
-void RolloutMaker::ask_engines(Work& work) {
-  std::size_t turn = 0;
+void RolloutMaker::ask_engine(Work& work, std::size_t at) {
   const RolloutSetup& setup = work.setup;
-  for (const RolloutItem& item : work.items) {
-    PromptGroup group{
-        .prompt_id = item.counter,
-        .first_sample_id = item.counter * static_cast<std::uint64_t>(setup.samples_per_prompt),
-        .n = setup.samples_per_prompt,
-        .prompt = work.prompts[item.index].ids,
-        .params = setup.params};
-    if (setup.max_context > 0)
-      group.params.max_new_tokens =
-          std::clamp(setup.max_context - static_cast<std::int64_t>(group.prompt.size()),
-                     std::int64_t{0}, group.params.max_new_tokens);
-    engines_[turn++ % engines_.size()]->generate(group, work.deadline,
-                                                 [inbox = work.inbox](GroupResult result) {
-                                                   {
-                                                     const std::lock_guard lock(inbox->mutex);
-                                                     inbox->results.push_back(std::move(result));
-                                                   }
-                                                   inbox->changed.notify_one();
-                                                 });
-  }
+  const RolloutItem& item = work.items[at];
+  PromptGroup group{
+      .prompt_id = item.counter,
+      .first_sample_id = item.counter * static_cast<std::uint64_t>(setup.samples_per_prompt),
+      .n = setup.samples_per_prompt,
+      .prompt = work.prompts[item.index].ids,
+      .params = setup.params};
+  if (setup.max_context > 0)
+    group.params.max_new_tokens =
+        std::clamp(setup.max_context - static_cast<std::int64_t>(group.prompt.size()),
+                   std::int64_t{0}, group.params.max_new_tokens);
+  engines_[at % engines_.size()]->generate(group, work.deadline,
+                                           [inbox = work.inbox](GroupResult result) {
+                                             {
+                                               const std::lock_guard lock(inbox->mutex);
+                                               inbox->results.push_back(std::move(result));
+                                             }
+                                             inbox->changed.notify_one();
+                                           });
 }
 
 void RolloutMaker::ask_function(Work& work) {
@@ -169,6 +168,12 @@ void RolloutMaker::take_groups(Work& work, double wait_seconds) {
   std::vector<Sample> samples;
   for (GroupResult& group : groups) {
     TD_CHECK(group.ok(), "{}: prompt {}: {}", work.setup.phase, group.prompt_id, group.error);
+    // By a pause for new weights (--pause-generation-mode abort): begun anew with those.
+    if (std::ranges::any_of(group.samples,
+                            [](const Sample& s) { return s.finish == FinishReason::abort; })) {
+      ask_engine(work, work.place_of.at(group.prompt_id));
+      continue;
+    }
     std::move(group.samples.begin(), group.samples.end(), std::back_inserter(samples));
   }
   if (samples.empty()) return;
@@ -251,7 +256,7 @@ void RolloutMaker::take_rewards(Work& work, double wait_seconds) {
 
 void RolloutMaker::finish(Work& work) {
   ++work.num_finished;
-  progress_.advance(1);
+  if (work.setup.shown) progress_.advance(1);
 }
 
 std::optional<std::vector<Sample>> RolloutMaker::run(const std::vector<Prompt>& prompts,
@@ -261,16 +266,19 @@ std::optional<std::vector<Sample>> RolloutMaker::run(const std::vector<Prompt>& 
             .items = items,
             .setup = setup,
             .deadline = Deadline::after(setup.timeout_seconds)};
-  for (const RolloutItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const RolloutItem& item = items[i];
+    work.place_of[item.counter] = i;
     work.prompt_of[item.counter] = &prompts[item.index];
     work.missing[item.counter] = setup.samples_per_prompt;
   }
   work.num_samples = items.size() * static_cast<std::size_t>(setup.samples_per_prompt);
-  progress_.begin(setup.phase, static_cast<std::int64_t>(work.num_samples), "samples");
+  if (setup.shown)
+    progress_.begin(setup.phase, static_cast<std::int64_t>(work.num_samples), "samples");
   if (generation_)
     ask_function(work);
   else
-    ask_engines(work);
+    for (std::size_t i = 0; i < items.size(); ++i) ask_engine(work, i);
   while (work.num_finished < work.num_samples) {
     if (stop_()) return std::nullopt;
     const bool generating = work.generating();
@@ -284,7 +292,7 @@ std::optional<std::vector<Sample>> RolloutMaker::run(const std::vector<Prompt>& 
     if (generating && !generation_) take_groups(work, wait);
     take_rewards(work, work.generating() ? 0 : kStopSeconds);
   }
-  progress_.end();
+  if (setup.shown) progress_.end();
   std::vector<Sample> samples;
   for (auto& [id, sample] : work.samples) samples.push_back(std::move(sample));
   if (setup.mask_truncated) mask_truncated_samples(samples);

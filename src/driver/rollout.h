@@ -31,6 +31,7 @@ struct RolloutItem {
 
 struct RolloutSetup {
   std::string phase;  // "rollout", "evaluate": for the progress display
+  bool shown = true;  // there; one phase at a time is
   std::int64_t samples_per_prompt = 1;
   SamplingParams params;
   bool skip_special_tokens = true;  // in the text of an answer
@@ -72,7 +73,7 @@ class RolloutMaker {
  private:
   struct Work;  // one call of run
 
-  void ask_engines(Work& work);
+  void ask_engine(Work& work, std::size_t at);
   void ask_function(Work& work);
   void take_groups(Work& work, double wait_seconds);
   void take_made(Work& work, double wait_seconds);

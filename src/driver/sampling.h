@@ -23,6 +23,7 @@ struct DrawnGroups {
   std::vector<Sample> samples;  // whole groups, by id: rollout_batch_size of them
   std::map<std::string, std::int64_t> dropped = {};  // groups by the filter's reason
   std::int64_t num_drawn = 0;                        // prompts
+  double seconds = 0;                                // of all this
 };
 
 // The filter of --dynamic-sampling-filter-path: a built-in one or a user's function.

@@ -1,15 +1,21 @@
 // The loop of a run. `TrainLoop::step` is the algorithm of one step on one screen: generate,
-// reward, advantages, train, update weights, log and save; then evaluation. Everything a step needs
+// reward, advantages, train, update weights, log and save; then evaluation. With --async-steps the
+// next rollout is generated on a thread of its own while the step trains. Everything a step needs
 // was opened before the first one, so a fault of config, data or model shows before anything is
 // generated. Invariant: a step's row is on disk before the checkpoint that holds the step is, and
-// what a checkpoint holds is the state after a whole step.
+// what a checkpoint holds is the state after a whole step, a rollout that is ahead of it included.
 #include "driver/train.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -22,6 +28,8 @@
 #include "config/resolve.h"
 #include "config/validate.h"
 #include "data/batch.h"
+#include "driver/ahead.h"
+#include "driver/ci_test.h"
 #include "driver/evaluate.h"
 #include "driver/fleet.h"
 #include "driver/interrupt.h"
@@ -37,6 +45,18 @@
 namespace tandem {
 namespace {
 
+PauseMode pause_mode(PauseGeneration mode) {
+  switch (mode) {
+    case PauseGeneration::abort:
+      return PauseMode::abort;
+    case PauseGeneration::in_place:
+      return PauseMode::in_place;
+    case PauseGeneration::retract:
+      break;
+  }
+  return PauseMode::retract;
+}
+
 class TrainLoop {
  public:
   TrainLoop(Config config, std::optional<Resume> resume)
@@ -49,6 +69,7 @@ class TrainLoop {
                     .chat_template_path = config_.data.chat_template_path,
                     .log_path = config_.logging.run_dir + "/logs/tokenizer.log"}),
         progress_(5.0, config_.logging.progress.value_or(true)) {}
+  ~TrainLoop() { giving_up_ = true; }  // and then ahead_ waits for its thread
 
   // False: every rollout asked for is done, and there is nothing left to do.
   bool open();
@@ -80,10 +101,19 @@ class TrainLoop {
   void restore_ranks();
   bool all_done() const { return first_ >= *config_.data.num_rollout; }
   bool step(std::int64_t id);
-  std::optional<DrawnGroups> make_samples(std::int64_t id);
+  std::optional<DrawnGroups> make_rollout(std::int64_t id, bool shown);
   std::vector<Sample> recorded_samples(std::int64_t id) const;
-  std::optional<TrainBatch> make_batch(std::int64_t id, Row& row);
+  std::optional<DrawnGroups> take_rollout(std::int64_t id);
+  void start_ahead(std::int64_t id);
+  void finish_ahead();
+  TrainBatch make_batch(DrawnGroups rollout, Row& row);
+  void check_staleness(std::int64_t id, std::span<const Sample> samples) const;
   void train(std::int64_t id, const TrainBatch& batch, Row& row);
+  void check_ci(std::int64_t id, const TrainResult& trained) const;
+  UpdateTimes update_weights();
+  bool updates_after(std::int64_t id) const {
+    return (id + 1) % config_.transfer.update_weights_interval == 0;
+  }
   void check_skipped(std::int64_t id, const TrainResult& trained);
   bool evaluate_all(std::int64_t id);
   bool evaluates_after(std::int64_t id) const;
@@ -95,12 +125,16 @@ class TrainLoop {
   void save_rollout(std::int64_t id, const TrainBatch& batch);
   std::string save_folder() const;
   bool interrupted() const { return interrupts_ && interrupts_->asked(); }
+  // Whether what is being generated is not wanted any more; any thread.
+  bool stops_generating() const { return giving_up_ || (interrupted() && !must_finish_ahead_); }
   // A run that continues: the evaluation after its last step was cut short.
   bool owes_evaluation() const {
     return first_ > 0 && evaluates_after(first_ - 1) && !records_.has_evaluation;
   }
-  void note_memory(const std::string& phase, Row& row) {
-    add_rank_memory(row, phase, fleet_->memory(control()));
+  RankUsage note_memory(const std::string& phase, Row& row) {
+    RankUsage usage = fleet_->usage(control());
+    add_rank_memory(row, phase, usage.most);
+    return usage;
   }
   // Resident memory of all helper processes.
   std::int64_t helper_bytes() {
@@ -131,7 +165,14 @@ class TrainLoop {
   std::int64_t first_ = 0;                // rollout of this process
   std::int64_t done_ = -1;                // last rollout whose step is whole
   std::int64_t saved_ = -1;               // last rollout that a checkpoint holds
-  Json order_after_step_;                 // state of order_ after step done_
+  Json order_after_step_;                 // state of order_ after step done_ and what is ahead
+  std::int64_t trainer_version_ = 1;      // of the trainer's weights: one more a rollout
+  std::int64_t served_version_ = 0;       // of the engines'
+  std::atomic<bool> giving_up_ = false;
+  std::optional<DrawnGroups> next_;  // the next step's rollout, made ahead
+  std::atomic<bool> must_finish_ahead_ = false;
+  // Makes it; nothing else generates or draws meanwhile. Last: its thread uses what is above.
+  Ahead<std::optional<DrawnGroups>> ahead_;
 };
 
 void TrainLoop::load_data() {
@@ -165,7 +206,9 @@ void TrainLoop::restore_data() {
     order_->restore(resume_->run.prompt_order, resume_->folder + "/state.json");
     done_ = saved_ = resume_->rollout_id();
     skipped_steps_ = resume_->run.skipped_steps;
+    trainer_version_ = resume_->run.weight_version;
     first_ = done_ + 1;
+    if (!resume_->run.ahead.is_null()) next_ = load_ahead(resume_->folder, resume_->run.ahead);
   }
   order_after_step_ = order_->save();
   if (config_.checkpoint.load.empty() || config_.checkpoint.finetune) return;
@@ -241,6 +284,7 @@ bool TrainLoop::open() {
   load_data();
   restore_data();
   if (all_done() && config_.checkpoint.save_hf.empty() && !owes_evaluation()) return false;
+  check_engine_width(config_.cluster, read_model_config(config_.model.hf_checkpoint));
   size_kv_cache();
   if (first_ > 0)
     for (const auto& line : config_changes(resume_->run.config, config_))
@@ -267,7 +311,7 @@ bool TrainLoop::open() {
     generation_ = make_generation(config_, addresses, fleet_->engines().front()->address().token);
   }
   maker_.emplace(fleet_->engines(), tokenizer_, progress_, rewards_, generation_.get(),
-                 [this] { return interrupted(); });
+                 [this] { return stops_generating(); });
   restore_ranks();
   return true;
 }
@@ -281,7 +325,6 @@ void TrainLoop::restore_ranks() {
   restoring_ = true;
   fleet_->trainer().load(resume_->folder, c.load_optim && !c.finetune, !c.finetune, control());
   restoring_ = false;
-  if (!c.finetune) fleet_->set_weight_version(resume_->run.weight_version - 1);
   TD_LOG(info, "{}: {} loaded in {}", resume_->folder,
          c.finetune     ? "weights, for a run of their own,"
          : c.load_optim ? "weights and optimizer"
@@ -321,9 +364,15 @@ std::vector<Sample> TrainLoop::recorded_samples(std::int64_t id) const {
 }
 
 // Prompts drawn, answered, rewarded and chosen; nothing if interrupted.
-std::optional<DrawnGroups> TrainLoop::make_samples(std::int64_t id) {
-  if (config_.debug.debug_train_only) return DrawnGroups{.samples = recorded_samples(id)};
+std::optional<DrawnGroups> TrainLoop::make_rollout(std::int64_t id, bool shown) {
+  const double start = monotonic_seconds();
+  if (config_.debug.debug_train_only) {
+    DrawnGroups recorded{.samples = recorded_samples(id)};
+    recorded.seconds = monotonic_seconds() - start;
+    return recorded;
+  }
   const RolloutSetup setup{.phase = fmt::format("step {} rollout", id + 1),
+                           .shown = shown,
                            .samples_per_prompt = config_.rollout.n_samples_per_prompt,
                            .params = rollout_sampling(config_),
                            .skip_special_tokens = config_.rollout.rollout_skip_special_tokens,
@@ -335,21 +384,62 @@ std::optional<DrawnGroups> TrainLoop::make_samples(std::int64_t id) {
   if (!drawn) return std::nullopt;
   if (const auto notice = constant_reward_.step(drawn->samples))
     TD_LOG(warn, "step {}: {}", id + 1, *notice);
+  drawn->seconds = monotonic_seconds() - start;
   return drawn;
 }
 
+// That of a step, made ahead or now.
+std::optional<DrawnGroups> TrainLoop::take_rollout(std::int64_t id) {
+  finish_ahead();
+  if (next_) return std::exchange(next_, std::nullopt);
+  return make_rollout(id, true);
+}
+
+void TrainLoop::start_ahead(std::int64_t id) {
+  // An interrupted run saves the step at hand, and the checkpoint needs what is ahead of it.
+  must_finish_ahead_ = !config_.checkpoint.save.empty();
+  ahead_.start([this, id] { return make_rollout(id, false); });
+}
+
+void TrainLoop::finish_ahead() {
+  if (!ahead_.running()) return;
+  if (interrupted() && must_finish_ahead_ && !ahead_.finished())
+    TD_LOG(info,
+           "interrupted: the rollout that is ahead is finished for the checkpoint; a second "
+           "Ctrl-C ends the run at once");
+  next_ = ahead_.take();
+  must_finish_ahead_ = false;
+  order_after_step_ = order_->save();
+}
+
 // Samples with their advantages.
-std::optional<TrainBatch> TrainLoop::make_batch(std::int64_t id, Row& row) {
-  const double start = monotonic_seconds();
-  auto drawn = make_samples(id);
-  if (!drawn) return std::nullopt;
-  TrainBatch batch{.samples = std::move(drawn->samples), .advantages = {}, .trainer_log_probs = {}};
-  const double generated = monotonic_seconds();
+TrainBatch TrainLoop::make_batch(DrawnGroups rollout, Row& row) {
+  TrainBatch batch{.samples = std::move(rollout.samples),
+                   .advantages = {},
+                   .trainer_log_probs = {},
+                   .trainer_version = trainer_version_};
   const GroupAdvantages advantages = set_advantages(batch, config_.algorithm);
-  add_rollout_metrics(row, batch.samples, advantages, generated - start,
+  add_rollout_metrics(row, batch.samples, advantages, rollout.seconds,
                       config_.cluster.rollout_num_gpus.value());
-  if (!config_.debug.debug_train_only) add_selection_metrics(row, *drawn);
+  if (config_.debug.debug_train_only) return batch;  // a recording does not know the rest
+  add_selection_metrics(row, rollout);
+  add_version_metrics(row, batch.samples, trainer_version_);
   return batch;
+}
+
+// Answers are at most as old as the schedule says: those of a rollout ahead were begun before the
+// step before it, and the engines' weights are up to an interval older than the trainer's.
+void TrainLoop::check_staleness(std::int64_t id, std::span<const Sample> samples) const {
+  if (config_.debug.debug_train_only || config_.debug.debug_rollout_only) return;
+  const std::int64_t most =
+      config_.rollout.async_steps + config_.transfer.update_weights_interval - 1;
+  for (const Sample& s : samples)
+    for (const std::int64_t version : s.weight_versions)
+      TD_CHECK(version > trainer_version_ || trainer_version_ - version <= most,
+               "step {}: sample {} has a token of weight version {}, the trainer is at {}; at most "
+               "{} versions may lie between (--async-steps {}, --update-weights-interval {})",
+               id + 1, s.id, version, trainer_version_, most, config_.rollout.async_steps,
+               config_.transfer.update_weights_interval);
 }
 
 void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {
@@ -359,6 +449,7 @@ void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {
   const TrainResult trained = fleet_->trainer().train(
       batch, *config_.data.num_rollout * config_.train.num_steps_per_rollout.value(), control(),
       [&](std::int64_t done, std::int64_t total) {
+        if (ahead_.finished()) finish_ahead();  // a fault of the engines ends the run now
         progress_.set_total(total);
         if (done > shown) progress_.advance(done - shown);
         shown = std::max(shown, done);
@@ -366,33 +457,68 @@ void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {
   progress_.end();
   add_train_metrics(row, trained, monotonic_seconds() - start);
   check_skipped(id, trained);
+  check_ci(id, trained);
+  ++trainer_version_;
   if (const auto every = config_.algorithm.ref_update_interval; every && (id + 1) % *every == 0) {
     fleet_->trainer().update_reference(control());
     TD_LOG(info, "step {}: the present model is the reference from here on", id + 1);
   }
 }
 
+void TrainLoop::check_ci(std::int64_t id, const TrainResult& trained) const {
+  if (!config_.train.ci_test) return;
+  const auto faults =
+      ci_faults(config_, trained,
+                {.first_of_run = id == 0 && !resume_, .recorded = config_.debug.debug_train_only});
+  TD_CHECK(faults.empty(), "--ci-test: step {}, weight version {}:\n  {}", id + 1, trainer_version_,
+           fmt::join(faults, "\n  "));
+}
+
+// The engines serve the trainer's present weights on return.
+UpdateTimes TrainLoop::update_weights() {
+  const TransferConfig& t = config_.transfer;
+  const TrainConfig& train = config_.train;
+  Fleet::UpdateCall call{.version = trainer_version_,
+                         .since_write = config_.rollout.async_steps == 0,
+                         .check = t.check_weight_update_equal ||
+                                  (train.ci_test && !train.ci_disable_weight_update_checker),
+                         .pause = {}};
+  if (ahead_.running()) call.pause = pause_mode(t.pause_generation_mode);
+  const UpdateTimes times = fleet_->update_weights(call, control());
+  served_version_ = trainer_version_;
+  return times;
+}
+
 // False: interrupted before anything was trained on; the step has not been.
 bool TrainLoop::step(std::int64_t id) {
   const double start = monotonic_seconds();
   Row row(train_declarations());
-  const auto batch = make_batch(id, row);
-  if (!batch) return false;
-  save_rollout(id, *batch);
-  note_memory("rollout", row);
+  const RankUsage before = fleet_->usage(control());
+  auto rollout = take_rollout(id);
+  if (!rollout) return false;
+  const TrainBatch batch = make_batch(std::move(*rollout), row);
+  check_staleness(id, batch.samples);
+  save_rollout(id, batch);
+  RankUsage after = note_memory("rollout", row);
+  order_after_step_ = order_->save();
+  if (config_.rollout.async_steps > 0 && !is_last(id)) start_ahead(id + 1);
   if (!config_.debug.debug_rollout_only) {
-    train(id, *batch, row);
+    train(id, batch, row);
     note_memory("train", row);
-    add_update_metrics(row, fleet_->update_weights(control()));
-    note_memory("update", row);
+    const double trained = monotonic_seconds();
+    if (!config_.transfer.update_weights_in_flight) finish_ahead();
+    if (config_.rollout.async_steps > 0)
+      row.add("perf/rollout_wait_time", monotonic_seconds() - trained);
+    if (updates_after(id)) add_update_metrics(row, update_weights());
+    after = note_memory("update", row);
   }
-  add_driver_memory(row, helper_bytes());
+  if (!ahead_.running()) add_driver_memory(row, helper_bytes());  // whose thread uses the helpers
   const double seconds = monotonic_seconds() - start;
   row.add("perf/step_time", seconds);
+  add_usage_metrics(row, before, after, seconds);
   if (row.has("perf/train_time"))
     row.add("perf/train_wait_time", seconds - row.value("perf/train_time"));
   done_ = id;
-  order_after_step_ = order_->save();
   std::unique_ptr<Parts> parts;
   if (saves_after(id)) {
     parts = write_parts(id);
@@ -412,16 +538,23 @@ bool TrainLoop::saves_after(std::int64_t id) const {
 std::unique_ptr<TrainLoop::Parts> TrainLoop::write_parts(std::int64_t id) {
   namespace fs = std::filesystem;
   const std::string root = fs::absolute(config_.checkpoint.save).lexically_normal().string();
+  finish_ahead();
   auto parts = std::unique_ptr<Parts>(new Parts{.writer = {root, id}, .state = {}});
+  if (served_version_ != trainer_version_ && !config_.debug.debug_rollout_only)
+    TD_LOG(warn,
+           "the checkpoint of step {} lies between two weight updates: a run that continues from "
+           "it serves its weights at once, an unbroken one {} rollouts later",
+           id + 1, config_.transfer.update_weights_interval - (trainer_version_ - served_version_));
   const SavedParts saved =
       fleet_->trainer().save(parts->writer.folder(), config_.checkpoint.save_optim, control());
   const RunState run{
-      .weight_version = fleet_->weight_version(),
+      .weight_version = trainer_version_,
       .prompt_order = order_after_step_,
       .skipped_steps = skipped_steps_,
       .prompts_xxh3 = prompts_xxh3(prompts_),
       .run_dir = fs::absolute(config_.logging.run_dir).lexically_normal().lexically_relative(root),
-      .config = to_json(config_)};
+      .config = to_json(config_),
+      .ahead = next_ ? save_ahead(parts->writer.folder(), *next_) : Json()};
   parts->state = {.rollout_id = id,
                   .optimizer_steps = saved.optimizer_steps,
                   .files = saved.files,
@@ -477,14 +610,16 @@ bool TrainLoop::evaluate_all(std::int64_t id) {
 
 bool TrainLoop::run() {
   interrupts_.emplace();
-  fleet_->update_weights(control());
+  update_weights();
   bool whole = true;
   if (first_ == 0 && !evaluation_.empty() && !config_.evaluate.skip_eval_before_train)
     whole = evaluate_all(-1);
   if (owes_evaluation()) whole = evaluate_all(first_ - 1);
   for (std::int64_t id = first_; whole && id < *config_.data.num_rollout; ++id) {
     whole = !interrupted() && step(id);
-    if (whole && evaluates_after(id)) whole = evaluate_all(id);
+    if (!whole || !evaluates_after(id)) continue;
+    finish_ahead();
+    whole = evaluate_all(id);
   }
   if (!whole) {
     end_early();
@@ -506,7 +641,8 @@ void TrainLoop::end_early() {
   const std::string total =
       fmt::format("{} of {} steps done", done_ + 1, *config_.data.num_rollout);
   if (!save.empty() && done_ > saved_) {
-    // What they generate is not wanted any more.
+    finish_ahead();
+    // What else they generate is not wanted any more.
     for (EngineClient* engine : fleet_->engines()) engine->abort_all(control());
     commit(*write_parts(done_));
   }

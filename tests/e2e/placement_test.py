@@ -22,6 +22,12 @@ PLACEMENTS = {
                         "--rollout-num-gpus-per-engine", "2"],
     "colocated-1-surplus": ["--colocate", "--rollout-num-gpus", "2"],
     "colocated-double": ["--colocate", "--update-weight-double-buffer"],
+    # Three trainer ranks share the eight leaves of the gradient unevenly.
+    "colocated-3": ["--colocate", "--actor-num-gpus-per-node", "3"],
+    "split-3-1": ["--actor-num-gpus-per-node", "3", "--rollout-num-gpus", "1"],
+    # More ranks than key/value heads.
+    "colocated-4-tp4": ["--colocate", "--actor-num-gpus-per-node", "4",
+                        "--rollout-num-gpus-per-engine", "4"],
     "split-1-1": SPLIT,
     "split-p2p-sockets": SPLIT + ["--update-weight-transfer-mode", "p2p",
                                   "--no-update-weight-shared-memory",
@@ -58,7 +64,7 @@ class Placement(unittest.TestCase):
                 "--label-key", "label", "--apply-chat-template", "--rm-type", "last-number",
                 "--num-rollout", rollouts, "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
                 "--rollout-max-response-len", "8", "--rollout-shuffle", "--lr", "1e-3",
-                "--threads-per-rank", "1", "--run-dir", cls.folder / name, *flags]
+                "--threads-per-rank", "1", "--entropy-coef", "0.01", "--ci-test", "--run-dir", cls.folder / name, *flags]
 
     @classmethod
     def rows(cls, name, flags, code=0):
@@ -74,6 +80,7 @@ class Placement(unittest.TestCase):
     def test_no_placement_changes_a_bit(self):
         for row in self.wanted:
             self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+            self.assertGreater(row["train/grad_norm"], 0)  # a random model earns nothing: by its entropy
         for name, flags in PLACEMENTS.items():
             with self.subTest(name):
                 self.assertEqual(self.rows(name, flags), self.wanted)
@@ -123,15 +130,20 @@ class Placement(unittest.TestCase):
                     self.assertFalse(os.path.exists(f"/proc/{pid}"))
 
     def test_impossible_placements_are_refused_before_anything_starts(self):
-        for flags, part in [
-                ([], "--rollout-num-gpus: not given"),
-                (["--colocate", "--update-weight-transfer-mode", "p2p"], "the copy is in place"),
-                (SPLIT + ["--update-weight-transfer-mode", "disk"], "broadcast or p2p"),
-                (["--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"],
+        for code, flags, part in [
+                (2, [], "--rollout-num-gpus: not given"),
+                (2, ["--colocate", "--update-weight-transfer-mode", "p2p"], "the copy is in place"),
+                (2, SPLIT + ["--update-weight-transfer-mode", "disk"], "broadcast or p2p"),
+                (2, ["--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"],
                  "cannot be cut into engines of 2"),
-                (SPLIT + ["--num-gpus-per-node", "1"], "2 ranks wanted")]:
+                (2, ["--colocate", "--async-steps", "1"], "trainer and engine take turns"),
+                (2, ["--colocate", "--update-weights-interval", "2"], "every step updates them"),
+                (1, ["--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "3"],
+                 "num_attention_heads 4, intermediate_size 80, num_key_value_heads 2 cannot be shared "
+                 "evenly by them; 1, 2, 4 fit"),
+                (1, SPLIT + ["--num-gpus-per-node", "1"], "2 ranks wanted")]:
             with self.subTest(part):
-                text = self.rows("refused", flags, code=2 if "2 ranks" not in part else 1)
+                text = self.rows("refused", flags, code=code)
                 self.assertIn(part, text)
                 self.assertFalse((self.folder / "refused/metrics.jsonl").exists())
 

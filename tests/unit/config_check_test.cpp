@@ -49,8 +49,6 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
          c.cluster.rollout_num_gpus_per_engine = 2;
        },
        {"--rollout-num-gpus-per-engine: found 2", "3 engine ranks"}},
-      {[](Config& c) { c.cluster.actor_num_gpus_per_node = 3; },
-       {"--actor-num-gpus-per-node: 3 trainer ranks", "2 or 4"}},
       {[](Config& c) { c.cluster.actor_num_gpus_per_node = 16; },
        {"--gradient-leaves: found 8", "16 trainer ranks"}},
       {[](Config& c) { c.transfer.update_weight_transfer_mode = TransferMode::p2p; },
@@ -91,7 +89,30 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
        },
        {"reinforce_plus_plus_baseline", "--normalize-advantages"}},
       {[](Config& c) { c.algorithm.gamma = 0.9; }, {"--gamma: found 0.9", "grpo"}},
-      {[](Config& c) { c.algorithm.use_tis = c.algorithm.use_rollout_logprobs = true; },
+      {[](Config& c) { c.rollout.async_steps = 1; },
+       {"--async-steps: found 1 with --colocate", "ranks of their own"}},
+      {[](Config& c) {
+         c.cluster.colocate = false;
+         c.cluster.rollout_num_gpus = 1;
+         c.rollout.async_steps = 1;
+         c.algorithm.use_tis = false;
+       },
+       {"--no-use-tis", "--use-rollout-logprobs"}},
+      {[](Config& c) { c.transfer.update_weights_in_flight = true; },
+       {"--update-weights-in-flight", "--async-steps 1"}},
+      {[](Config& c) { c.transfer.update_weights_interval = 2; },
+       {"--update-weights-interval: found 2 with --colocate"}},
+      {[](Config& c) {
+         c.cluster.colocate = false;
+         c.cluster.rollout_num_gpus = 1;
+         c.transfer.update_weights_interval = 2;
+         c.checkpoint.save_interval = 5;
+       },
+       {"--save-interval: found 5", "multiple of 2"}},
+      {[](Config& c) {
+         c.algorithm.use_rollout_logprobs = true;
+         c.algorithm.use_tis = true;
+       },
        {"--use-rollout-logprobs", "--use-tis"}},
       {[](Config& c) { c.algorithm.tis_clip_low = 3; }, {"--tis-clip-low: found 3", "2"}},
       {[](Config& c) {
@@ -196,6 +217,24 @@ TEST(Resolve, TakesAGpuWhereThereIsOne) {
   resolve(config, host);
   EXPECT_EQ(config.model.dtype, ComputeDtype::float32);
   EXPECT_EQ(config.train.gradient_leaves, 8);
+}
+
+TEST(Resolve, CorrectsForOlderWeightsWhereTheScheduleMakesThem) {
+  const auto resolved = [](std::int64_t ahead, bool engines_ratio, std::optional<bool> given) {
+    Config config = good_config();
+    config.cluster.colocate = false;
+    config.cluster.rollout_num_gpus = 1;
+    config.rollout.async_steps = ahead;
+    config.algorithm.use_rollout_logprobs = engines_ratio;
+    config.algorithm.use_tis = given;
+    resolve(config, kHost);
+    return config.algorithm.use_tis.value();
+  };
+  EXPECT_FALSE(resolved(0, false, {}));
+  EXPECT_TRUE(resolved(1, false, {}));
+  EXPECT_FALSE(resolved(1, true, {}));
+  EXPECT_FALSE(resolved(1, true, false));
+  EXPECT_TRUE(resolved(0, false, true));
 }
 
 TEST(Resolve, FillsAndLogsDerivedValues) {

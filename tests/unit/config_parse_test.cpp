@@ -178,7 +178,7 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
       {"--use-session-server", "--no-lora-train-only"},
       {"--use-session-server v2", "--target-modules"},
       {"--no-keep-fp32-master", "--keep-fp32-master"},
-      {"--update-weights-interval 2", "--update-weights-interval 1"},
+      {"--fully-async", "--no-fully-async"},
       {"--sglang-quantization fp8", "--sglang-max-running-requests 64"},
       {"--multi-lora-adapter a b", "--attention-dropout 0.0"},
       {"--save-trigger-sentinel out", "--save-trigger-sentinel="},
@@ -203,9 +203,8 @@ TEST(Parse, FlagsWithoutEffectAreAcceptedWithALine) {
        {"--offload", "--no-offload-train", "--micro-batch-size 4", "--use-dynamic-batch-size",
         "--num-layers 30", "--spec a b", "--swiglu", "--recompute-activations",
         "--sglang-mem-fraction-static 0.7", "--router-policy random", "--use-wandb",
-        "--wandb-project x", "--lambd 0.9", "--pause-generation-mode in_place",
-        "--attention-backend flash", "--no-load-rng", "--moe-token-dispatcher-type alltoall",
-        "--skip-actor-forward-only", "--balance-data"}) {
+        "--wandb-project x", "--lambd 0.9", "--attention-backend flash", "--no-load-rng",
+        "--moe-token-dispatcher-type alltoall", "--skip-actor-forward-only", "--balance-data"}) {
     Config config;
     const Parsed parsed = parse(words_of(line), config);
     EXPECT_EQ(joined(parsed.faults), "") << line;

@@ -53,6 +53,43 @@ class ResumeTest : public ::testing::Test {
   std::string root_;
 };
 
+// A rollout ahead of its step comes back with everything that its step reads.
+TEST_F(ResumeTest, ARolloutAheadIsKeptWhole) {
+  DrawnGroups rollout{.samples = {}, .dropped = {{"zero_std", 2}}, .num_drawn = 3, .seconds = 1.5};
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    Sample s;
+    s.id = i;
+    s.tokens = {1, 2, 3};
+    s.response_length = 2;
+    s.log_probs = {-0.5f, -1.25f};
+    s.loss_mask = {1, 0};
+    s.weight_versions = {3, 4};
+    s.reward = 0.1;
+    s.response = "a b";
+    s.status = SampleStatus::completed;
+    s.finish = FinishReason::stop;
+    s.reward_parts = {{"format", 0.3}};
+    rollout.samples.push_back(s);
+  }
+  const Json kept = parse_json(dump_json(save_ahead(root_, rollout)), "ahead");
+  const DrawnGroups back = load_ahead(root_, kept);
+  EXPECT_EQ(back.num_drawn, 3);
+  EXPECT_EQ(back.seconds, 1.5);
+  EXPECT_EQ(back.dropped, rollout.dropped);
+  ASSERT_EQ(back.samples.size(), 2u);
+  EXPECT_EQ(back.samples[1].tokens, rollout.samples[1].tokens);
+  EXPECT_EQ(back.samples[1].log_probs, rollout.samples[1].log_probs);
+  EXPECT_EQ(back.samples[1].loss_mask, rollout.samples[1].loss_mask);
+  EXPECT_EQ(back.samples[1].weight_versions, rollout.samples[1].weight_versions);
+  EXPECT_EQ(back.samples[1].reward, 0.1);
+  EXPECT_EQ(back.samples[1].reward_parts, rollout.samples[1].reward_parts);
+  const std::string path = root_ + "/rollout_ahead.safetensors";
+  std::string bytes = read_file(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write("rollout_ahead.safetensors", bytes);
+  EXPECT_THROW(load_ahead(root_, kept), Error);
+}
+
 const char* const kRows[] = {
     "{\"step\":-1,\"time\":1.5,\"eval/addition\":0.25,\"eval/addition/response_len/mean\":3}\n",
     "{\"step\":0,\"perf/step_time\":0.1,\"train/loss\":1e-07}\n",

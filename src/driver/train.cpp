@@ -421,9 +421,8 @@ TrainBatch TrainLoop::make_batch(DrawnGroups rollout, Row& row) {
   const GroupAdvantages advantages = set_advantages(batch, config_.algorithm);
   add_rollout_metrics(row, batch.samples, advantages, rollout.seconds,
                       config_.cluster.rollout_num_gpus.value());
-  if (config_.debug.debug_train_only) return batch;  // a recording does not know the rest
-  add_selection_metrics(row, rollout);
   add_version_metrics(row, batch.samples, trainer_version_);
+  if (!config_.debug.debug_train_only) add_selection_metrics(row, rollout);
   return batch;
 }
 

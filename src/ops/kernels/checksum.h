@@ -54,20 +54,29 @@ inline void finish_streams() {
 #endif
 }
 
-// Eight of a panel's sixteen rows; word w of them stands at from[16 · w]. `to` (may be null) gets a
-// copy.
+// A panel's sixteen rows, eight in each sum; word w of them stands at from[16 · w]. `to` (may be
+// null) gets a copy, cache line by cache line.
 template <bool kCopies>
-void sum_half_panel(const std::uint32_t* from, std::uint32_t* to, std::int64_t words,
-                    std::uint32_t mask, Sum8& sum) {
-  Sum8 s = sum;
-  U8 x;
-  for (std::int64_t w = 0; w < words; ++w, s.keys += kIndexKey) {
+void sum_panel(const std::uint32_t* from, std::uint32_t* to, std::int64_t words, std::uint32_t mask,
+               Sum8& upper, Sum8& lower) {
+  Sum8 u = upper, l = lower;
+  U8 x, y;
+  for (std::int64_t w = 0; w < words; ++w, u.keys += kIndexKey, l.keys += kIndexKey) {
     std::memcpy(&x, from + w * 16, sizeof x);
-    if constexpr (kCopies) stream_words(to + w * 16, x);
-    if (w + 1 == words) x &= mask;
-    s.add(x);
+    std::memcpy(&y, from + w * 16 + 8, sizeof y);
+    if constexpr (kCopies) {
+      stream_words(to + w * 16, x);
+      stream_words(to + w * 16 + 8, y);
+    }
+    if (w + 1 == words) {
+      x &= mask;
+      y &= mask;
+    }
+    u.add(x);
+    l.add(y);
   }
-  sum = s;
+  upper = u;
+  lower = l;
 }
 
 // Rows [row_begin, row_begin + rows) of panels with k columns, the first of which is row first_row
@@ -82,19 +91,16 @@ void sum_panels(const void* from, void* to, std::int64_t k, std::int64_t row_beg
   std::uint32_t a = 0, b = 0;
 #pragma omp parallel for schedule(dynamic, 4) reduction(+ : a, b)
   for (std::int64_t p = first; p < last; ++p) {
-    for (std::int64_t half = 0; half < 2; ++half) {
-      const std::int64_t row = p * 16 + half * 8, at = p * stride + half * 8;
-      Sum8 s{};
-      for (std::int64_t r = 0; r < 8; ++r)
-        s.keys[r] =
-            static_cast<std::uint32_t>((first_row + row + r - row_begin) * words) * kIndexKey;
-      sum_half_panel<kCopies>(source + at, kCopies ? target + at : nullptr, words, last_mask<E>(k),
-                              s);
-      for (std::int64_t r = 0; r < 8; ++r) {
-        if (row + r < row_begin || row + r >= row_begin + rows) continue;
-        a += s.a[r];
-        b += s.b[r];
-      }
+    Sum8 s[2] = {};
+    for (std::int64_t r = 0; r < 16; ++r)
+      s[r / 8].keys[r % 8] =
+          static_cast<std::uint32_t>((first_row + p * 16 + r - row_begin) * words) * kIndexKey;
+    sum_panel<kCopies>(source + p * stride, kCopies ? target + p * stride : nullptr, words,
+                       last_mask<E>(k), s[0], s[1]);
+    for (std::int64_t r = 0; r < 16; ++r) {
+      if (p * 16 + r < row_begin || p * 16 + r >= row_begin + rows) continue;
+      a += s[r / 8].a[r % 8];
+      b += s[r / 8].b[r % 8];
     }
     if constexpr (kCopies) finish_streams();
   }

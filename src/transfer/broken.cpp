@@ -26,6 +26,9 @@ class BrokenTransfer final : public Transfer {
     if (broken) corrupt(sums);
     return bytes;
   }
+  bool sums_what_it_sends(const TransferBox& box) const override {
+    return whole_->sums_what_it_sends(box);
+  }
 
  private:
   // The first weight that was moved here, as if it had arrived so.

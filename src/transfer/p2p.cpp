@@ -56,6 +56,7 @@ class P2pTransfer final : public Transfer {
     std::shared_ptr<Group::Pending> before;
     for (std::size_t i = 0; i <= rounds; ++i) {
       const auto now = i < rounds ? start(i) : nullptr;
+      if (now) sum_sent(i, sums);
       if (before) {
         group_.finish_exchange(before);
         bytes += finish(i - 1, sums);
@@ -63,6 +64,9 @@ class P2pTransfer final : public Transfer {
       before = now;
     }
     return bytes;
+  }
+  bool sums_what_it_sends(const TransferBox& box) const override {
+    return !box.in_place && !copies_.takes(box);
   }
 
  private:
@@ -149,6 +153,15 @@ class P2pTransfer final : public Transfer {
       receives.push_back({packed(route, i), route.peer});
     }
     return group_.start_exchange(sends, receives);
+  }
+
+  void sum_sent(std::size_t i, std::span<RowsSum> sums) const {
+    for (const Route& route : outgoing_) {
+      if (i >= route.rounds.size()) continue;
+      for (const Part& p : route.rounds[i])
+        sums[static_cast<std::size_t>(p.box - setup_.plan.boxes.data())] +=
+            checksum_rows(*setup_.source, p.box->source_entry, p.box->source_row + p.row, p.rows);
+    }
   }
 
   std::int64_t finish(std::size_t i, std::span<RowsSum> sums) {

@@ -48,6 +48,9 @@ class Transfer {
   // checksum of each box that it wrote. Error naming the peer; the target then holds rows of both
   // versions.
   virtual std::int64_t move(std::span<RowsSum> sums) = 0;
+  // Whether move() also adds the checksum of a box that this process sends, while it is under way;
+  // else the caller adds it up before.
+  virtual bool sums_what_it_sends(const TransferBox&) const { return false; }
 };
 
 // Copies inside each process, and none where trainer and engine share an arena. The setup outlives

@@ -40,10 +40,14 @@ MoveReport WeightUpdate::move(std::int64_t version) {
   }
   if (engine_ && engine_->overwrite) engine_->overwrite();
   report.announce_seconds = lap();
-  // What is sent is added up before it is: the others copy it meanwhile.
+  // What others copy is added up first: they do it meanwhile.
+  const auto sent_later = [&](const TransferBox& b) { return transfer_->sums_what_it_sends(b); };
+  const auto leaves_here = [&](const TransferBox& b) {
+    return !b.in_place && setup_.source_process[b.source_rank] == setup_.process;
+  };
   for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
     const TransferBox& b = setup_.plan.boxes[i];
-    if (!b.in_place && setup_.source_process[b.source_rank] == setup_.process)
+    if (leaves_here(b) && !sent_later(b))
       report.sent.push_back({static_cast<std::int64_t>(i), tensor_of(b),
                              checksum_rows(*setup_.source, b.source_entry, b.source_row, b.rows)});
   }
@@ -53,6 +57,8 @@ MoveReport WeightUpdate::move(std::int64_t version) {
   report.move_seconds = lap();
   for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
     const TransferBox& b = setup_.plan.boxes[i];
+    if (leaves_here(b) && sent_later(b))
+      report.sent.push_back({static_cast<std::int64_t>(i), tensor_of(b), sums[i]});
     if (!b.in_place && setup_.target_process[b.target_rank] == setup_.process)
       report.received.push_back({static_cast<std::int64_t>(i), tensor_of(b), sums[i]});
   }

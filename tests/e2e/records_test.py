@@ -32,12 +32,13 @@ class Records(TinyRun):
         self.assertEqual(len(steps), 50)
         for name in ("memory/rank_rollout_bytes", "memory/rank_train_bytes", "memory/rank_update_bytes",
                      "memory/driver_bytes", "memory/helper_bytes"):
-            early, late = steps[4][name], steps[49][name]
+            # The least of five steps: whether free pages have gone back by the moment of asking is chance.
+            early, late = (min(row[name] for row in steps[i:i + 5]) for i in (4, 45))
             print(f"{name}: {early / 2**20:.1f} MiB after step 5, {late / 2**20:.1f} after step 50")
             self.assertGreater(early, 1 << 20)
             self.assertLessEqual(late - early, max(0.01 * early, 8e6), name)
             if name.startswith("memory/rank"):
-                self.assertGreaterEqual(steps[49][name.replace("_bytes", "_peak_bytes")], late)
+                self.assertGreaterEqual(steps[49][name.replace("_bytes", "_peak_bytes")], steps[49][name])
 
     def test_recorded_rollouts_are_trained_on_again(self):
         recorded = self.folder / "recorded/{rollout_id}.safetensors"

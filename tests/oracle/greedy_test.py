@@ -64,6 +64,7 @@ class Greedy(unittest.TestCase):
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
         model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager")
+        model.generation_config = transformers.GenerationConfig()  # its EOS would fill in for None
         settings = transformers.GenerationConfig(
             do_sample=False, max_new_tokens=TOKENS, eos_token_id=None, pad_token_id=0,
             output_logits=True, return_dict_in_generate=True)

@@ -21,6 +21,7 @@ import importlib
 import inspect
 import json
 import math
+import operator
 import resource
 import sys
 import threading
@@ -29,6 +30,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from tandem import pipe, samples
+
+
+LARGEST_REWARD = 1e30  # beyond, a group's spread has no finite square
 
 
 def load_function(path: str) -> Callable:
@@ -64,8 +68,8 @@ def plain_reward(value: Any, reward_key: str | None) -> float:
     if isinstance(value, (str, bytes, list, tuple)):
         raise ValueError(f"the reward is a {type(value).__name__} ({str(value)[:60]!r}), not a number")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward is {number}")
+    if not math.isfinite(number) or abs(number) > LARGEST_REWARD:
+        raise ValueError(f"the reward is {number}, wanted a number within ±{LARGEST_REWARD:g}")
     return number
 
 
@@ -120,9 +124,10 @@ class Filter:
         return self.function(self._args, [samples.Sample.from_dict(values) for values in request["samples"]])
 
     def value(self, request: dict, result: Any) -> dict:
-        if hasattr(result, "keep"):
-            return {"keep": bool(result.keep), "reason": str(result.reason or "")}
-        return {"keep": bool(result)}
+        keep = getattr(result, "keep", result)
+        if keep not in (True, False) or isinstance(keep, float):
+            raise ValueError(f"a {type(result).__name__} ({str(result)[:60]!r}) was returned, wanted a bool or a DynamicFilterOutput")
+        return {"keep": bool(keep), "reason": str(getattr(result, "reason", None) or "")}
 
 
 class Tokenizer:
@@ -159,9 +164,25 @@ class State:
         self.args, self.tokenizer, self.processor = args, tokenizer, None
 
 
-def made_sample(sample: Any, sent: samples.Sample, reward_key: str | None) -> dict:
-    """What a generate function returned, checked: lengths that agree, the sent prompt in front, and a
-    reward, if there is one, that is a number or holds it under reward_key."""
+def vocabulary_size(folder: str) -> int | None:
+    """Of the model's config.json; None if it does not say."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+
+
+def mask_value(value: Any) -> int:
+    if value not in (0, 1):
+        raise ValueError(f"loss_mask holds {value!r}, wanted 0 or 1")
+    return int(value)
+
+
+def made_sample(sample: Any, sent: samples.Sample, reward_key: str | None, vocabulary: int | None) -> dict:
+    """What a generate function returned, checked: ids of the vocabulary, lengths that agree, the sent prompt
+    in front, log-probabilities and masks that can be ones, and a reward, if there is one, that is a number or
+    holds it under reward_key."""
     if isinstance(sample, samples.GenerateFnOutput):
         sample = sample.samples
     if isinstance(sample, list):
@@ -173,15 +194,25 @@ def made_sample(sample: Any, sent: samples.Sample, reward_key: str | None) -> di
     status = samples.Sample.Status(sample.status)
     if status in (samples.Sample.Status.ABORTED, samples.Sample.Status.FAILED):
         raise ValueError(f"the function gave the sample the status {status.value}")
-    length, prompt = sample.response_length, sent.tokens
-    mask = [1] * length if sample.loss_mask is None else [int(bool(value)) for value in sample.loss_mask]
+    length, prompt = operator.index(sample.response_length), sent.tokens
+    if length < 0:
+        raise ValueError(f"response_length is {length}")
+    if not isinstance(sample.response, str):
+        raise ValueError(f"response is a {type(sample.response).__name__}, wanted text")
+    mask = [1] * length if sample.loss_mask is None else [mask_value(value) for value in sample.loss_mask]
     if sample.rollout_log_probs is None and length > 0:
         raise ValueError("rollout_log_probs is None; give one for each response token, 0.0 for tokens of a tool")
     log_probs = [float(value) for value in sample.rollout_log_probs or []]
     for name, found in (("loss_mask", len(mask)), ("rollout_log_probs", len(log_probs))):
         if found != length:
             raise ValueError(f"{name} has {found} values for response_length {length}")
+    for value in log_probs:
+        if not -math.inf < value <= 0.0:
+            raise ValueError(f"rollout_log_probs holds {value}, wanted finite numbers of at most 0")
     tokens = [int(token) for token in sample.tokens]
+    for token in tokens:
+        if token < 0 or (vocabulary and token >= vocabulary):
+            raise ValueError(f"token id {token} is not in the vocabulary of {vocabulary}")
     if len(tokens) - length < len(prompt) or tokens[: len(prompt)] != prompt:
         raise ValueError(f"{len(tokens)} tokens with response_length {length} do not begin with the prompt's {len(prompt)}")
     if len(tokens) - length != len(prompt):
@@ -210,6 +241,7 @@ class Generation:
         args.partial_rollout, args.sglang_speculative_algorithm = False, None
         samples.install_names()
         self._state = State(args, tokenizer)
+        self._vocabulary = vocabulary_size(args.hf_checkpoint)
         function = load_function(request["path"])
         self._generate = function() if inspect.isclass(function) else function
         names = list(inspect.signature(self._generate).parameters)
@@ -235,7 +267,9 @@ class Generation:
     def value(self, request: dict, result: Any) -> dict:
         made, versions = result
         sent = samples.Sample.from_dict(request["samples"][0])
-        answer = made_sample(made, sent, getattr(self._state.args, "reward_key", None))
+        answer = made_sample(made, sent, getattr(self._state.args, "reward_key", None), self._vocabulary)
+        if not versions and any(answer["loss_mask"]):
+            raise ValueError("loss_mask is 1 for tokens, but the function called no engine: the model did not write them")
         return {**answer, "weight_version": min(versions, default=-1)}
 
 
@@ -262,7 +296,13 @@ class Server:
         self._timeout = math.inf
 
     def _send(self, reply: dict) -> None:
-        pipe.write_frame(self._writer, json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        """What has no form in JSON and UTF-8 becomes the call's error."""
+        try:
+            payload = json.dumps(reply, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        except (TypeError, ValueError) as error:
+            fault = {**({"id": reply["id"]} if "id" in reply else {}), "error": f"its result cannot be sent: {pipe.error_text(error)}"}
+            payload = json.dumps(fault).encode("utf-8")
+        pipe.write_frame(self._writer, payload)
 
     def _load(self, request: dict) -> None:
         try:
@@ -281,7 +321,7 @@ class Server:
             reply = {"id": request["id"], "value": self._kind.value(request, result)}
         except asyncio.TimeoutError:
             reply = {"id": request["id"], "error": f"no result within {self._timeout:g} s"}
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             reply = {"id": request["id"], "error": fault_text(error)}
         self._send(reply)
 

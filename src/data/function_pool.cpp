@@ -188,6 +188,9 @@ std::vector<FunctionResult> FunctionPool::poll(Deadline deadline) {
     feed();
     read_all(results);
     if (!results.empty() || open_ == 0 || deadline.expired()) return results;
+    const bool again = !waiting_.empty() && std::any_of(workers_.begin(), workers_.end(),
+                                                        [](const Worker& w) { return !w.process; });
+    if (again) continue;  // a process is gone and its calls wait for the next one
     std::vector<pollfd> descriptors;
     for (const Worker& worker : workers_)
       if (worker.process && !worker.running.empty())

@@ -222,7 +222,7 @@ void read_rows(const std::vector<Line>& lines, std::int64_t first, const PromptF
 // The rows of a Parquet file, through the helper that has pyarrow.
 PromptRows read_parquet(const PromptFileOptions& options) {
   const RowSlice slice = parse_path(options.path);
-  PythonProcess helper({.name = "parquet helper",
+  PythonProcess helper({.name = slice.file + ": parquet helper",
                         .module = "tandem.parquet_helper",
                         .arguments = {},
                         .place = options.place,

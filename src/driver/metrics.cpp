@@ -208,6 +208,7 @@ void add_version_metrics(Row& row, std::span<const Sample> samples, std::int64_t
   for (const Sample& s : samples) {
     if (s.weight_versions.empty()) continue;
     const auto [least, most] = std::ranges::minmax(s.weight_versions);
+    if (least < 0) continue;  // no engine wrote it
     oldest.push_back(static_cast<double>(least));
     row.add("rollout/weight_version/mean", oldest.back());
     row.add("rollout/weight_version/mixed_version_ratio", least == most ? 0.0 : 1.0);

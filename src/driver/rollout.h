@@ -62,6 +62,8 @@ class RolloutMaker {
         generation_(generation),
         stop_(std::move(stop)) {}
 
+  bool is_stopped() const { return stop_(); }
+
   // All prompts at once; the engines batch them. Samples have ids counter × n + i, text, reward
   // and status; one whose function or reward failed has the status failed and says why. Nothing if
   // stop() said so; the maker is then of no further use. Throws Error if the engine fails a call or

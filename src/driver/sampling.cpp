@@ -15,6 +15,14 @@ namespace tandem {
 namespace {
 
 constexpr std::size_t kShownFailures = 10;
+constexpr double kStopSeconds = 0.1;  // between two looks at stop()
+
+// "12 zero_std_0.0, 3 surplus"
+std::string counts_text(const std::map<std::string, std::int64_t>& counts) {
+  std::vector<std::string> texts;
+  for (const auto& [name, count] : counts) texts.push_back(fmt::format("{} {}", count, name));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
 
 double judged_value(const Sample& sample, const std::string& key) {
   if (key.empty() || sample.status == SampleStatus::failed) return sample.reward;
@@ -55,8 +63,9 @@ void GroupSelection::check() {
   if (pool_) pool_->check();
 }
 
-std::vector<GroupVerdict> GroupSelection::judge(
-    const std::vector<Sample>& samples, const std::map<std::uint64_t, const Prompt*>& prompt_of) {
+std::optional<std::vector<GroupVerdict>> GroupSelection::judge(
+    const std::vector<Sample>& samples, const std::map<std::uint64_t, const Prompt*>& prompt_of,
+    const std::function<bool()>& stop) {
   if (!pool_) {
     std::vector<JudgedSample> judged;
     for (const Sample& s : samples)
@@ -72,13 +81,15 @@ std::vector<GroupVerdict> GroupSelection::judge(
   for (const auto& [id, texts] : groups)
     pool_->submit(id, fmt::format(R"("samples":[{}])", fmt::join(texts, ",")));
   std::vector<GroupVerdict> verdicts;
-  while (pool_->num_open() > 0)
-    for (const FunctionResult& r : pool_->poll(Deadline::after(60))) {
+  while (pool_->num_open() > 0) {
+    if (stop()) return std::nullopt;
+    for (const FunctionResult& r : pool_->poll(Deadline::after(kStopSeconds))) {
       TD_CHECK(r.ok(), "--dynamic-sampling-filter-path: group {}: {}", r.id, r.error);
       verdicts.push_back({.prompt_id = r.id,
                           .keep = require<bool>(r.value, "keep", "filter"),
                           .reason = optional_key<std::string>(r.value, "reason", "filter", "")});
     }
+  }
   return verdicts;
 }
 
@@ -93,8 +104,10 @@ std::optional<DrawnGroups> draw_groups(const Config& config, PromptOrder& order,
     TD_CHECK(
         out.num_drawn == 0 || out.num_drawn < static_cast<std::int64_t>(prompts.size()),
         "--dynamic-sampling-filter-path: {} groups of {} prompts were kept, {} are wanted, and "
-        "every prompt was drawn ({}); use another filter or easier prompts",
-        kept.size(), out.num_drawn, wanted, fmt::join(out.dropped, ", "));
+        "every prompt was drawn (dropped: {}); let the filter keep more, or take prompts on which "
+        "the "
+        "model's answers differ",
+        kept.size(), out.num_drawn, wanted, counts_text(out.dropped));
     std::vector<RolloutItem> items;
     std::map<std::uint64_t, const Prompt*> prompt_of;
     for (const auto& drawn : order.next(selection.active() ? at_once : wanted)) {
@@ -109,7 +122,10 @@ std::optional<DrawnGroups> draw_groups(const Config& config, PromptOrder& order,
     if (!selection.active())
       return DrawnGroups{.samples = std::move(samples), .num_drawn = out.num_drawn};
     std::set<std::uint64_t> dropped;
-    for (const GroupVerdict& verdict : selection.judge(samples, prompt_of)) {
+    const auto verdicts =
+        selection.judge(samples, prompt_of, [&maker] { return maker.is_stopped(); });
+    if (!verdicts) return std::nullopt;
+    for (const GroupVerdict& verdict : *verdicts) {
       if (verdict.keep) continue;
       dropped.insert(verdict.prompt_id);
       ++out.dropped[verdict.reason.empty() ? "filter" : verdict.reason];

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,8 +36,10 @@ class GroupSelection {
   bool active() const { return filter_ != GroupFilter::none || pool_; }
   // Of the function's processes.
   std::int64_t resident_bytes() const { return pool_ ? pool_->resident_bytes() : 0; }
-  std::vector<GroupVerdict> judge(const std::vector<Sample>& samples,
-                                  const std::map<std::uint64_t, const Prompt*>& prompt_of);
+  // Nothing if stop() said so; the selection is then of no further use.
+  std::optional<std::vector<GroupVerdict>> judge(
+      const std::vector<Sample>& samples, const std::map<std::uint64_t, const Prompt*>& prompt_of,
+      const std::function<bool()>& stop);
 
  private:
   GroupFilter filter_ = GroupFilter::none;

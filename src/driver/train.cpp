@@ -427,18 +427,22 @@ TrainBatch TrainLoop::make_batch(DrawnGroups rollout, Row& row) {
 }
 
 // Answers are at most as old as the schedule says: those of a rollout ahead were begun before the
-// step before it, and the engines' weights are up to an interval older than the trainer's.
+// step before it, and the engines' weights are up to an interval older than the trainer's. Tokens
+// that are not trained on may be nobody's: a generate function's own words.
 void TrainLoop::check_staleness(std::int64_t id, std::span<const Sample> samples) const {
   if (config_.debug.debug_train_only || config_.debug.debug_rollout_only) return;
   const std::int64_t most =
       config_.rollout.async_steps + config_.transfer.update_weights_interval - 1;
   for (const Sample& s : samples)
-    for (const std::int64_t version : s.weight_versions)
+    for (std::size_t i = 0; i < s.weight_versions.size(); ++i) {
+      if (!s.loss_mask[i]) continue;
+      const std::int64_t version = s.weight_versions[i];
       TD_CHECK(version > trainer_version_ || trainer_version_ - version <= most,
                "step {}: sample {} has a token of weight version {}, the trainer is at {}; at most "
                "{} versions may lie between (--async-steps {}, --update-weights-interval {})",
                id + 1, s.id, version, trainer_version_, most, config_.rollout.async_steps,
                config_.transfer.update_weights_interval);
+    }
 }
 
 void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {

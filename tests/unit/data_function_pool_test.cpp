@@ -74,7 +74,7 @@ class Pool : public testing::Test {
                   fmt::format(R"("samples":[{{"label":"{}","status":"completed"}}])", labels[i]));
     std::vector<std::string> out(labels.size());
     std::size_t count = 0;
-    const Deadline deadline = Deadline::after(120);
+    const Deadline deadline = Deadline::after(50);  // below the longest sleep of poll
     while (pool.num_open() > 0 && !deadline.expired())
       for (const FunctionResult& r : pool.poll(deadline)) {
         EXPECT_EQ(out[r.id], "") << "call " << r.id << " came back twice";

@@ -60,7 +60,7 @@ TEST(GroupSelection, KeepsAndDropsWholeGroups) {
   const auto samples = groups_of_four({1, 0, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1});
   GroupSelection selection(filtering());
   ASSERT_TRUE(selection.active());
-  const auto verdicts = selection.judge(samples, {});
+  const auto verdicts = *selection.judge(samples, {}, [] { return false; });
   ASSERT_EQ(verdicts.size(), 3u);
   EXPECT_TRUE(verdicts[0].keep);
   EXPECT_TRUE(verdicts[1].keep);
@@ -72,19 +72,22 @@ TEST(GroupSelection, KeepsAndDropsWholeGroups) {
 TEST(GroupSelection, TheJudgedNumberIsASetting) {
   auto samples = groups_of_four({.10, .12, .09, .11});
   for (Sample& s : samples) s.reward_parts = {{"score", s.reward}, {"accuracy", 0.0}};
-  EXPECT_TRUE(GroupSelection(filtering()).judge(samples, {})[0].keep);
-  EXPECT_TRUE(GroupSelection(filtering("score")).judge(samples, {})[0].keep);
-  const auto dropped = GroupSelection(filtering("accuracy")).judge(samples, {});
+  EXPECT_TRUE(GroupSelection(filtering()).judge(samples, {}, [] { return false; })->at(0).keep);
+  EXPECT_TRUE(
+      GroupSelection(filtering("score")).judge(samples, {}, [] { return false; })->at(0).keep);
+  const auto dropped =
+      *GroupSelection(filtering("accuracy")).judge(samples, {}, [] { return false; });
   EXPECT_FALSE(dropped[0].keep);
   EXPECT_EQ(dropped[0].reason, "zero_std_0.0");
   EXPECT_NE(error_of([&] {
-              GroupSelection(filtering("acc")).judge(samples, {});
+              GroupSelection(filtering("acc")).judge(samples, {}, [] { return false; });
             }).find("--dynamic-sampling-reward-key: the reward of sample 0 has no number 'acc'"),
             std::string::npos);
   // A failed sample has no parts, and no say.
   fail(samples[1], "no judge");
   samples[1].reward_parts.clear();
-  EXPECT_FALSE(GroupSelection(filtering("accuracy")).judge(samples, {})[0].keep);
+  EXPECT_FALSE(
+      GroupSelection(filtering("accuracy")).judge(samples, {}, [] { return false; })->at(0).keep);
 }
 
 // Rewards 1, 0, (failed), 1 of one prompt: mean 2/3 over three, not 1/2 over four.

@@ -142,7 +142,20 @@ async def spoils(args, sample, sampling_params, evaluation=False):
         made.reward = {"nan": float("nan"), "object": {"score": 2, "acc": True, "why": "text"}}[kind[7:]]
     if kind == "nothing":
         return None
+    odd = {"bytes": ("response", b"bytes"), "surrogate": ("response", "\\ud800"), "nan log-probability": ("rollout_log_probs", [float("nan"), 0.0]),
+           "positive log-probability": ("rollout_log_probs", [5.0, 0.0]), "foreign id": ("tokens", made.tokens[:-1] + [10**7]),
+           "negative id": ("tokens", made.tokens[:-1] + [-1]), "half mask": ("loss_mask", [0.5, 1])}
+    if kind in odd:
+        setattr(made, *odd[kind])
     return made
+
+async def calls_nobody(args, sample, sampling_params):
+    sample.tokens, sample.response_length, sample.rollout_log_probs = sample.tokens + [5, 5], 2, [0.0, 0.0]
+    sample.loss_mask, sample.status = [int(sample.label == "its own"), 0], Sample.Status.COMPLETED
+    return sample
+
+async def gives_up(args, sample, sampling_params):
+    raise __import__("asyncio").CancelledError("enough")
 """
 
 
@@ -284,6 +297,7 @@ class Generators(unittest.TestCase):
         self.folder = Path(self._folder.name)
         (self.folder / "my_generate.py").write_text(GENERATORS)
         make_folder(self.folder / "model")
+        (self.folder / "model/config.json").write_text('{"vocab_size": 50000}')
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_file(str(self.folder / "model/tokenizer.json"))
@@ -353,9 +367,21 @@ class Generators(unittest.TestCase):
         for label, part in [("short mask", "loss_mask has 1 values"), ("no log-probabilities", "rollout_log_probs is None"),
                             ("another prompt", "do not begin with the prompt"), ("aborted", "aborted"),
                             ("list", "2 samples for one prompt"), ("nothing", "NoneType"),
-                            ("reward nan", "the reward is nan"), ("reward object", "--reward-key")]:
+                            ("reward nan", "the reward is nan"), ("reward object", "--reward-key"),
+                            ("bytes", "response is a bytes"), ("surrogate", "cannot be sent"),
+                            ("nan log-probability", "rollout_log_probs holds nan"),
+                            ("positive log-probability", "rollout_log_probs holds 5.0"),
+                            ("foreign id", "token id 10000000 is not in the vocabulary"),
+                            ("negative id", "token id -1"), ("half mask", "loss_mask holds 0.5")]:
             self.assertIn(part, self.run_one(evaluation=True, label=label)["error"])
         self.assertTrue(self.server.seen[0][2]["evaluation"])
+        self.helper.close()
+        self.load("calls_nobody")
+        self.assertEqual(self.run_one(label="a tool's")["value"]["loss_mask"], [0, 0])
+        self.assertIn("called no engine", self.run_one(label="its own")["error"])
+        self.helper.close()
+        self.load("gives_up")
+        self.assertIn("CancelledError: enough", self.run_one()["error"])
         self.helper.close()
         self.load("spoils", reward_key="score")
         value = self.run_one(evaluation=True, label="reward object")["value"]

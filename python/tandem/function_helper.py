@@ -32,7 +32,7 @@ from typing import Any, Callable
 from tandem import pipe, samples
 
 
-LARGEST_REWARD = 1e30  # beyond, a group's spread has no finite square
+LARGEST_REWARD = 1e150  # beyond, the squares of a group's spread are not finite
 
 
 def load_function(path: str) -> Callable:

@@ -1,4 +1,4 @@
-// See json.h. The catch here is the translating wrapper of nlohmann-json.
+// See json.h. The catches here are the translating wrapper of nlohmann-json.
 #include "base/json.h"
 
 #include <algorithm>
@@ -10,6 +10,13 @@ namespace {
 
 template <class J>
 J parse(std::string_view text, std::string_view source) {
+  // "number overflow parsing '1e999'" of "[json.exception.out_of_range.406] number …".
+  const auto reason_of = [](const nlohmann::json::exception& error) {
+    const std::string_view what = error.what();
+    const std::size_t colon = what.find(": "), bracket = what.find("] ");
+    if (error.id < 200 && colon != what.npos) return std::string(what.substr(colon + 2));
+    return std::string(bracket != what.npos ? what.substr(bracket + 2) : what);
+  };
   try {
     return J::parse(text.begin(), text.end());
   } catch (const nlohmann::json::parse_error& error) {
@@ -18,12 +25,10 @@ J parse(std::string_view text, std::string_view source) {
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const std::size_t line_start = before.rfind('\n');
     const std::size_t column = line_start == before.npos ? at + 1 : at - line_start;
-    std::string_view reason = error.what();
-    if (const std::size_t colon = reason.find(": "); colon != reason.npos) {
-      reason = reason.substr(colon + 2);
-    }
-    throw Error(
-        fmt::format("{}: not valid JSON at line {}, column {}: {}", source, line, column, reason));
+    throw Error(fmt::format("{}: not valid JSON at line {}, column {}: {}", source, line, column,
+                            reason_of(error)));
+  } catch (const nlohmann::json::out_of_range& error) {  // a number that no double holds
+    throw Error(fmt::format("{}: not valid JSON: {}", source, reason_of(error)));
   }
 }
 

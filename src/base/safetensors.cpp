@@ -170,6 +170,11 @@ std::string_view header_text(std::span<const std::byte> file, std::string_view p
     length |= static_cast<std::uint64_t>(file[i]) << (8 * i);
   }
   if (length > kMaxHeaderBytes || length > file.size() - kLengthBytes) {
+    if (length >> 32 != 0) {
+      faults.push_back(fmt::format(
+          "{}: no safetensors file: it does not begin with the length of a header", path));
+      return {};
+    }
     faults.push_back(
         fmt::format("{}: header of {} bytes, but the file has {} and a header at most {} "
                     "(truncated, or not a safetensors file)",

@@ -2,7 +2,9 @@
 #include <csignal>
 #include <cstdio>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -102,6 +104,12 @@ int command_generate(const std::vector<std::string>& words) {
       TD_CHECK(texts[j].ok(), "answer {} of prompt {}: {}", j + 1, i + 1, texts[j].error);
       tokens += static_cast<std::int64_t>(ids[j].size());
       const SampleResult& s = results[i].samples[j];
+      const auto bad = std::find_if_not(s.log_probs.begin(), s.log_probs.end(),
+                                        [](float p) { return std::isfinite(p); });
+      TD_CHECK(bad == s.log_probs.end(),
+               "answer {} of prompt {}: the log-probability of token {} is {}, since the model's "
+               "logits are not finite; look at the weights in {}",
+               j + 1, i + 1, bad - s.log_probs.begin() + 1, *bad, config.model.hf_checkpoint);
       const std::string text = s.matched_text.empty()
                                    ? texts[j].text
                                    : texts[j].text.substr(0, texts[j].text.find(s.matched_text));
@@ -134,13 +142,22 @@ int command_serve(const std::vector<std::string>& words) {
   TokenizerProcess tokenizer({.folder = config.model.hf_checkpoint});
   tokenizer.info();  // starts the helper now, not inside the first request
   ComputeQueue queue;
+  const auto vocabulary =
+      std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint));
   EngineWorker worker(
       weights.folder, weights.arena, config.engine, kv_tokens(config.engine, 1024),
-      [&queue] { queue.wake(); }, {},
-      std::make_shared<Vocabulary>(Vocabulary::load(config.model.hf_checkpoint)));
+      [&queue] { queue.wake(); }, {}, vocabulary);
+  const std::int64_t context = worker.limits().context_length;
+  const std::size_t most_bytes = static_cast<std::size_t>(context) * vocabulary->longest_bytes();
   // Both are called on one thread (engine/generate_route.h).
   const TextHooks text{.encode =
                            [&](const std::string& prompt) {
+                             // Said before the tokenizer, which all requests share, is busy.
+                             TD_CHECK(prompt.size() <= most_bytes,
+                                      "text: {} bytes found, at most {} wanted: the context of {} "
+                                      "tokens of at most {} bytes",
+                                      prompt.size(), most_bytes, context,
+                                      vocabulary->longest_bytes());
                              auto rows = tokenizer.encode(std::vector<std::string>{prompt});
                              TD_CHECK(rows[0].ok(), "text: {}", rows[0].error);
                              return rows[0].ids;

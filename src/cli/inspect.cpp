@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 // "steps:        3", the values under each other.
 template <typename... Args>
 void say(std::string_view label, fmt::format_string<Args...> text, Args&&... args) {
-  fmt::print("{:<18}{}\n", fmt::format("{}:", label),
+  fmt::print("{:<18}{}\n", label.empty() ? "" : fmt::format("{}:", label),
              fmt::format(text, std::forward<Args>(args)...));
 }
 
@@ -116,15 +116,25 @@ void inspect_checkpoint(const std::string& folder) {
   say("whole", "yes: every byte is the one that was written");
 }
 
-// Returns whether the one that the pointer names can be used.
+// Every one under root, then the one to go on from. Error: if any is damaged.
 void inspect_checkpoints(const std::string& root) {
+  std::vector<std::int64_t> whole, damaged;
   for (const std::int64_t id : checkpoint_ids(root)) {
     const auto faults = checkpoint_faults(checkpoint_folder(root, id), Look::at_all_bytes);
+    (faults.empty() ? whole : damaged).push_back(id);
     say(fmt::format("step {}", id + 1), "{}: {}", checkpoint_folder(root, id),
         faults.empty() ? "whole" : fmt::format("{}", fmt::join(faults, "; ")));
   }
   const auto newest = find_checkpoint(root, std::nullopt);
-  say("goes on from", "{}", newest ? checkpoint_folder(root, *newest) : "nothing yet");
+  if (newest && std::find(damaged.begin(), damaged.end(), *newest) != damaged.end())
+    say("goes on from", "{}",
+        whole.empty() ? "none: no checkpoint is whole"
+                      : fmt::format("{}, the newest whole one, with --ckpt-step {}",
+                                    checkpoint_folder(root, whole.back()), whole.back()));
+  else
+    say("goes on from", "{}", newest ? checkpoint_folder(root, *newest) : "nothing yet");
+  TD_CHECK(damaged.empty(), "{}: {} of {} checkpoints are damaged", root, damaged.size(),
+           damaged.size() + whole.size());
 }
 
 // ---- runs

@@ -1,14 +1,19 @@
 // The program's entry: the first word names the command, the rest are its flags. The one place that
-// turns an Error into a message and an exit code: 0 done, 1 failed, 2 a faulty command line.
+// turns an Error into a message and an exit code: 0 done, 1 failed, 2 a faulty command line. Output
+// that did not reach its end is a failure too.
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
 #include "base/check.h"
+#include "base/file.h"
 #include "cli/commands.h"
 
 namespace {
@@ -59,6 +64,15 @@ int dispatch(const std::string& command, const std::vector<std::string>& words) 
   return help ? 0 : 2;
 }
 
+// Brings to its end what is still in the buffer; what was lost before, on the way, counts too.
+int finish_output(const std::string& command, int code) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  fmt::print(stderr, "tandem {}: standard output: {}\n", command,
+             errno != 0 ? tandem::errno_text(errno) : "an earlier part could not be written");
+  return code == 0 ? 1 : code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -69,12 +83,17 @@ int main(int argc, char** argv) {
   }
   limit_spinning(words.front(), argv);
   try {
-    return dispatch(words.front(), {words.begin() + 1, words.end()});
+    return finish_output(words.front(), dispatch(words.front(), {words.begin() + 1, words.end()}));
   } catch (const tandem::UsageError& e) {
     fmt::print(stderr, "tandem {}: {}\n", words.front(), e.what());
     return 2;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "tandem {}: {}\n", words.front(), e.what());
+    const auto* of_system = dynamic_cast<const std::system_error*>(&e);  // of fmt, names no file
+    if (of_system != nullptr && std::ferror(stdout) != 0)
+      fmt::print(stderr, "tandem {}: standard output: {}\n", words.front(),
+                 of_system->code().message());
+    else
+      fmt::print(stderr, "tandem {}: {}\n", words.front(), e.what());
     return 1;
   }
 }

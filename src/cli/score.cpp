@@ -2,6 +2,9 @@
 // packed forward or the engine's paged one, and with --gradients the loss and the gradient norm of
 // each parameter. One JSON object a line on standard output.
 #include "trainer/score.h"
+
+#include <cmath>
+
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/texts.h"
@@ -30,9 +33,15 @@ int command_score(const std::vector<std::string>& words) {
              "{}: row {} has {} tokens, 2 to {} wanted", config.input, i + 1, rows[i].ids.size(),
              limit);
   Scorer scorer(weights.folder.config(), weights.arena, config.gradients);
-  for (const TokenRow& row : rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const TokenRow& row = rows[i];
     const Score score = config.through == Side::engine ? scorer.through_engine(row.ids)
                                                        : scorer.through_trainer(row.ids);
+    for (std::size_t t = 0; t < score.log_probs.size(); ++t)
+      TD_CHECK(std::isfinite(score.log_probs[t]),
+               "{}: row {}: the log-probability of token {} is {}, since the model's logits are "
+               "not finite; look at the weights in {}",
+               config.input, i + 1, t + 2, score.log_probs[t], config.model.hf_checkpoint);
     OrderedJson json{{"input_ids", row.ids}, {"logprobs", score.log_probs}};
     if (config.gradients) {
       json["loss"] = score.loss;

@@ -110,7 +110,7 @@ void lifeline_watch(int fd) {
   std::thread([fd] {
     wait_for_end(fd);
     kill_children();
-    TD_LOG(warn, "the driver is gone: ending");
+    TD_LOG(info, "the driver has let go: ending");
     ::_exit(kLifelineExitCode);
   }).detach();
 }

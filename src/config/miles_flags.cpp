@@ -24,7 +24,9 @@ using enum Kind;
 
 constexpr std::array kTogether = {
     // ---- placement ----
-    Together{"Placement", refused, "a run is one rank so far; use 1 (leave it out)",
+    Together{"Placement", refused,
+             "trainer ranks share the work by samples alone, a cut of the model over them is not "
+             "built; leave it out",
              "tensor_model_parallel_size=1 pipeline_model_parallel_size=1 context_parallel_size=1 "
              "expert_model_parallel_size=1 expert_tensor_parallel_size=1 dp_replicate_size=1 "
              "virtual_pipeline_model_parallel_size= num_layers_per_virtual_pipeline_stage= "

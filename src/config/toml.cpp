@@ -51,6 +51,10 @@ Assignment read_key(const std::string& path, const std::string& section, std::st
 }
 
 toml::table parse_file(const std::string& path, std::vector<std::string>& faults) {
+  if (std::filesystem::is_directory(path)) {  // toml++ would read it as an empty file
+    faults.push_back(fmt::format("--config: '{}' is a folder, a TOML file wanted", path));
+    return {};
+  }
   try {
     return toml::parse_file(path);
   } catch (const toml::parse_error& error) {

@@ -413,6 +413,13 @@ void check_output(const Config& config, Faults& faults) {
   check_pattern("--save-hf", config.checkpoint.save_hf, faults);
   check_pattern("--save-debug-rollout-data", config.debug.save_debug_rollout_data, faults);
   check_pattern("--load-debug-rollout-data", config.debug.load_debug_rollout_data, faults);
+  const std::string& kept = config.debug.save_debug_rollout_data;
+  if (!kept.empty() && fill_rollout_id(kept, 0) == kept && config.data.num_rollout != 1) {
+    add(faults,
+        "--save-debug-rollout-data: found '{}', one path for several rollouts, each of which would "
+        "overwrite the one before; put {{rollout_id}} into it",
+        kept);
+  }
 }
 
 void check_checkpoint(const Config& config, Faults& faults) {

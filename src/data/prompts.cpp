@@ -343,7 +343,10 @@ PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& token
   }
   TD_LOG(info, "{}: {}", options.path, set.summary());
   TD_CHECK(!set.prompts.empty(), "{}: nothing left to train on: {}{}", options.path, set.summary(),
-           set.num_overlong > 0 ? "; raise --rollout-max-prompt-len or shorten the prompts" : "");
+           set.num_overlong > 0
+               ? "; raise --rollout-max-prompt-len (and --rollout-max-context-len, if it is given, "
+                 "which bounds it) or shorten the prompts"
+               : "");
   return set;
 }
 

@@ -29,10 +29,10 @@ std::vector<std::string> find_faults(const ClusterConfig& c, const Resources& re
   if (resources.gpus_per_node && ranks > *resources.gpus_per_node * resources.num_nodes)
     faults.push_back(fmt::format(
         "placement: {} ranks wanted ({} trainer, {} engine{}), {} GPUs there ({} nodes x {}); "
-        "lower --actor-num-gpus-per-node or --rollout-num-gpus, or add --colocate",
+        "lower --actor-num-gpus-per-node or --rollout-num-gpus{}",
         ranks, trainers, slots, c.colocate ? ", colocated" : "",
         *resources.gpus_per_node * resources.num_nodes, resources.num_nodes,
-        *resources.gpus_per_node));
+        *resources.gpus_per_node, c.colocate ? "" : ", or add --colocate"));
   return faults;
 }
 

@@ -124,7 +124,7 @@ class TrainLoop {
   void write_row(std::int64_t id, const Row& row);
   void save_rollout(std::int64_t id, const TrainBatch& batch);
   std::string save_folder() const;
-  bool interrupted() const { return interrupts_ && interrupts_->asked(); }
+  bool interrupted() const { return interrupts_.asked(); }
   // Whether what is being generated is not wanted any more; any thread.
   bool stops_generating() const { return giving_up_ || (interrupted() && !must_finish_ahead_); }
   // A run that continues: the evaluation after its last step was cut short.
@@ -144,6 +144,7 @@ class TrainLoop {
   bool is_last(std::int64_t id) const { return id + 1 == *config_.data.num_rollout; }
   Deadline control() const { return Deadline::after(config_.cluster.control_timeout_seconds); }
 
+  Interrupts interrupts_;  // stands before anything is started
   Config config_;
   std::optional<Resume> resume_;
   RewardMaker rewards_;
@@ -158,16 +159,15 @@ class TrainLoop {
   std::optional<Fleet> fleet_;
   std::unique_ptr<FunctionPool> generation_;  // null: the engines' own answers
   std::optional<RolloutMaker> maker_;
-  std::int64_t skipped_steps_ = 0;        // in a row, up to the last one
-  std::optional<Interrupts> interrupts_;  // while steps run; before, a signal just ends the program
-  Records records_;                       // of a run that continues
-  bool restoring_ = false;                // the ranks read the checkpoint
-  std::int64_t first_ = 0;                // rollout of this process
-  std::int64_t done_ = -1;                // last rollout whose step is whole
-  std::int64_t saved_ = -1;               // last rollout that a checkpoint holds
-  Json order_after_step_;                 // state of order_ after step done_ and what is ahead
-  std::int64_t trainer_version_ = 1;      // of the trainer's weights: one more a rollout
-  std::int64_t served_version_ = 0;       // of the engines'
+  std::int64_t skipped_steps_ = 0;    // in a row, up to the last one
+  Records records_;                   // of a run that continues
+  bool restoring_ = false;            // the ranks read the checkpoint
+  std::int64_t first_ = 0;            // rollout of this process
+  std::int64_t done_ = -1;            // last rollout whose step is whole
+  std::int64_t saved_ = -1;           // last rollout that a checkpoint holds
+  Json order_after_step_;             // state of order_ after step done_ and what is ahead
+  std::int64_t trainer_version_ = 1;  // of the trainer's weights: one more a rollout
+  std::int64_t served_version_ = 0;   // of the engines'
   std::atomic<bool> giving_up_ = false;
   std::optional<DrawnGroups> next_;  // the next step's rollout, made ahead
   std::atomic<bool> must_finish_ahead_ = false;
@@ -612,7 +612,7 @@ bool TrainLoop::evaluate_all(std::int64_t id) {
 }
 
 bool TrainLoop::run() {
-  interrupts_.emplace();
+  interrupts_.end_in_order();
   update_weights();
   bool whole = true;
   if (first_ == 0 && !evaluation_.empty() && !config_.evaluate.skip_eval_before_train)

@@ -89,7 +89,7 @@ struct ServerCore : std::enable_shared_from_this<ServerCore> {
   asio::awaitable<void> accept_loop();
   asio::awaitable<void> session(tcp::socket socket);
   asio::awaitable<bool> answer(beast::tcp_stream& stream, Response response, bool keep_alive,
-                               unsigned version);
+                               unsigned version, bool head = false);
   std::optional<Response> refusal(const bhttp::request_header<>& header) const;
   void handle(const Handler& handler, Request request, const Respond& respond);
   asio::awaitable<void> wait_for_news(tcp::socket& socket, std::shared_ptr<Pending> pending);
@@ -166,6 +166,11 @@ void Respond::on_gone(std::function<void()> act) const {
   });
 }
 
+// The method whose handler answers: a HEAD is a GET whose body is not sent.
+std::string handled_as(std::string_view method) {
+  return std::string(method == "HEAD" ? "GET" : method);
+}
+
 // What a request is refused with before its body is read, or nothing.
 std::optional<Response> ServerCore::refusal(const bhttp::request_header<>& header) const {
   if (!options.token.empty() &&
@@ -180,7 +185,7 @@ std::optional<Response> ServerCore::refusal(const bhttp::request_header<>& heade
     for (const auto& [known, methods] : routes) error["paths"].push_back(known);
     return Response{404, dump_json(Json{{"error", error}})};
   }
-  if (!route->second.contains(std::string(header.method_string()))) {
+  if (!route->second.contains(handled_as(header.method_string()))) {
     std::string allowed;
     for (const auto& [method, handler] : route->second) {
       allowed += (allowed.empty() ? "" : ", ") + method;
@@ -205,16 +210,17 @@ void ServerCore::handle(const Handler& handler, Request request, const Respond& 
   guarded(respond, [&] { handler(std::move(request), respond); });
 }
 
-// Writes one answer; false if the connection is of no more use.
+// Writes one answer, without its body to a HEAD; false if the connection is of no more use.
 asio::awaitable<bool> ServerCore::answer(beast::tcp_stream& stream, Response response,
-                                         bool keep_alive, unsigned version) {
+                                         bool keep_alive, unsigned version, bool head) {
   bhttp::response<bhttp::string_body> message;
   message.version(version);
   message.result(static_cast<unsigned>(response.status));
   message.set(bhttp::field::content_type, response.content_type);
   message.keep_alive(keep_alive);
   message.body() = std::move(response.body);
-  message.prepare_payload();
+  message.prepare_payload();  // the length stands in the header either way
+  if (head) message.body().clear();
   error_code error;
   stream.expires_after(kBody);
   co_await bhttp::async_write(stream, message, into(error));
@@ -291,11 +297,12 @@ asio::awaitable<void> ServerCore::session(tcp::socket socket) {
     parser.body_limit(options.max_body_bytes);
     stream.expires_after(kIdle);
     co_await bhttp::async_read_header(stream, buffer, parser, into(error));
+    const bool head = !error && parser.get().method() == bhttp::verb::head;
     if (!error) {
       if (auto refused = refusal(parser.get())) {
         unread = !parser.is_done();
         keep = co_await answer(stream, std::move(*refused), parser.get().keep_alive() && !unread,
-                               parser.get().version());
+                               parser.get().version(), head);
         continue;
       }
       stream.expires_after(kBody);
@@ -332,7 +339,7 @@ asio::awaitable<void> ServerCore::session(tcp::socket socket) {
       Request request{std::string(message.method_string()), target.substr(0, mark),
                       mark == std::string::npos ? "" : target.substr(mark + 1),
                       std::string(message[bhttp::field::content_type]), std::move(message.body())};
-      const Handler& handler = routes.at(request.path).at(request.method);
+      const Handler& handler = routes.at(request.path).at(handled_as(request.method));
       stream.expires_never();
       handle(handler, std::move(request),
              Respond(std::make_shared<Respond::Slot>(shared_from_this(), pending)));
@@ -341,7 +348,7 @@ asio::awaitable<void> ServerCore::session(tcp::socket socket) {
       co_await wait_for_news(stream.socket(), pending);
     }
     if (pending->response) {
-      keep = co_await answer(stream, std::move(*pending->response), keep_alive, version);
+      keep = co_await answer(stream, std::move(*pending->response), keep_alive, version, head);
       --unsent;
     } else if (!pending->gone) {
       keep = co_await answer_stream(stream, pending, keep_alive, version);

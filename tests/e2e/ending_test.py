@@ -126,6 +126,24 @@ class Ending(TinyRun):
         gone = lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks + helpers)
         self.assertTrue(wait_until(gone, 5))
 
+    def test_a_signal_while_it_starts_ends_it_at_once(self):
+        for number in (signal.SIGINT, signal.SIGHUP):
+            name = f"starts-{number}"
+            driver = self.start(self.flags(name), name + ".out")
+            self.assertTrue(wait_until(lambda: any("rank" in words for _, words in children(driver.pid))))
+            pids = [pid for pid, _ in children(driver.pid)]
+            driver.send_signal(number)
+            self.assertEqual(driver.wait(timeout=10), 130)
+            self.assertIn("interrupted", self.output(name + ".out"))
+            self.assertTrue(wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 5))
+
+    def test_output_to_a_full_disk_is_a_failure(self):
+        for command in (["flags"], ["score", "--help"], ["inspect", self.model]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([TANDEM, *command], stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("standard output: No space left on device", done.stderr)
+
     def test_what_is_not_of_the_run_is_left_alone(self):
         # A process that looks like ours, and a second run in the same folder of models.
         stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # tandem rank"])

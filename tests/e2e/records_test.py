@@ -90,6 +90,11 @@ class Records(TinyRun):
         self.assertIn("not those that were written", out)
         out = self.run_tandem("inspect", broken, code=1)
         self.assertIn("latest_checkpointed_iteration.txt: missing", out)
+        shutil.copytree(checkpoint.with_name("iter_0000024"), broken / "iter_0000024")
+        (broken / "latest_checkpointed_iteration.txt").write_text("49")
+        out = self.run_tandem("inspect", broken, code=1)
+        self.assertRegex(out, "goes on from: .*iter_0000024, the newest whole one")
+        self.assertIn("1 of 2 checkpoints are damaged", out)
         self.run_tandem("inspect", self.folder / "nowhere", code=1)
         self.run_tandem("inspect", code=2)
 

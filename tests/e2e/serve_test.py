@@ -38,9 +38,9 @@ class Server:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
 
-    def post(self, body: dict) -> tuple[int, bytes]:
+    def post(self, body: dict | str) -> tuple[int, bytes]:
         connection = self.connect()
-        connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", "/generate", body if isinstance(body, str) else json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
 
@@ -114,6 +114,12 @@ def main() -> None:
         status, answer = server.post({"text": "Hi", "sampling_params": {field: value}})
         message = json.loads(answer)["error"]["message"]
         check(status == 400 and message.startswith(f"sampling_params.{field}"), f"refuses {field}: {message}")
+
+    for body, part in {json.dumps({"text": "a" * 20_000_000}): "text: 20000000 bytes found, at most",
+                       '{"text": "Hi", "sampling_params": {"top_p": 1e999}}': "body: not valid JSON"}.items():
+        status, answer = server.post(body)
+        message = json.loads(answer)["error"]["message"]
+        check(status == 400 and message.startswith(part), f"refuses a body: {message}")
 
     server.process.send_signal(signal.SIGINT)
     check(server.process.wait(30) == 0, "ends on Ctrl-C with 0")

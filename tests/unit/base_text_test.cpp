@@ -93,6 +93,8 @@ TEST(JsonText, ErrorsNameSourceAndPosition) {
       << text;
   EXPECT_NE(error_of([] { parse_json("", "x"); }).find("line 1, column 1"), std::string::npos);
   EXPECT_NE(error_of([] { parse_json("{} {}", "x"); }).find("not valid"), std::string::npos);
+  EXPECT_EQ(error_of([] { parse_json("[1e999]", "x"); }),
+            "x: not valid JSON: number overflow parsing '1e999'");
 }
 
 TEST(JsonText, ReadsNoValueAsAnotherType) {

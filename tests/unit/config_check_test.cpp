@@ -88,6 +88,8 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
          c.algorithm.advantage_estimator = AdvantageEstimator::reinforce_plus_plus_baseline;
        },
        {"reinforce_plus_plus_baseline", "--normalize-advantages"}},
+      {[](Config& c) { c.debug.save_debug_rollout_data = "kept.safetensors"; },
+       {"--save-debug-rollout-data: found 'kept.safetensors'", "{rollout_id}"}},
       {[](Config& c) { c.algorithm.gamma = 0.9; }, {"--gamma: found 0.9", "grpo"}},
       {[](Config& c) { c.rollout.async_steps = 1; },
        {"--async-steps: found 1 with --colocate", "ranks of their own"}},

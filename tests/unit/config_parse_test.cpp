@@ -271,6 +271,13 @@ TEST(Parse, ABrokenFileIsAFaultWithItsLine) {
   EXPECT_NE(parsed.faults[0].find("not valid TOML at line 2"), std::string::npos);
 }
 
+TEST(Parse, AFolderIsNoConfig) {
+  Config config;
+  const Parsed parsed = parse(Words{"--config", "/tmp"}, config);
+  ASSERT_EQ(parsed.faults.size(), 1u) << joined(parsed.faults);
+  EXPECT_EQ(parsed.faults[0], "--config: '/tmp' is a folder, a TOML file wanted");
+}
+
 TEST(Parse, OtherCommandsUseTheSameWalk) {
   GenerateConfig generate;
   Parsed parsed = parse(Words{"--hf-checkpoint", "m", "--prompt", "one two", "three",

@@ -212,6 +212,7 @@ TEST_F(ServeTest, RefusalsSayWhyAndLeaveTheEngineAlone) {
       {"/generate", R"({"input_ids": [1], "sampling_params": {"stop": "."}})",
        "sampling_params.stop: this engine does not know the tokens' texts"},
       {"/generate", R"({"input_ids": [1)", "body: not valid JSON"},
+      {"/generate", R"({"input_ids": [1e999]})", "body: not valid JSON: number overflow"},
       {"/pause_generation", R"({"mode": "nap"})", "mode: 'nap' found"},
       {"/abort_request", R"({})", "rid: empty"},
   };

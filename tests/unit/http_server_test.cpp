@@ -229,6 +229,27 @@ TEST(Http, KeepsAConnectionForManyRequests) {
   }
 }
 
+TEST(Http, AnswersAHeadWithoutABody) {
+  Server server({});
+  server.route("GET", "/health", echo);
+  server.route("POST", "/echo", echo);
+  server.start();
+  const Fd fd = dial(server.port());
+  for (const auto& [path, status] : {std::pair{"/health", "200 OK"},
+                                     {"/echo", "405 Method Not Allowed"},
+                                     {"/none", "404 Not Found"}}) {
+    write_bytes(fd.get(), fmt::format("HEAD {} HTTP/1.1\r\nHost: x\r\n\r\n", path), soon());
+    EXPECT_EQ(status_line(fd), fmt::format("HTTP/1.1 {}\r", status));  // no body stands before it
+    std::string line, length;
+    while (line != "\r") {
+      ASSERT_EQ(read_line(fd.get(), line, 1000, soon()), PipeState::ok);
+      if (line.starts_with("Content-Length: ")) length = line.substr(16);
+    }
+    EXPECT_NE(length, "0\r");
+    EXPECT_NE(length, "");
+  }
+}
+
 TEST(Http, AnswersWhatItDoesNotServe) {
   Server server({.max_body_bytes = 1000});
   server.route("POST", "/generate", echo);

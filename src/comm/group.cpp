@@ -6,12 +6,17 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "comm/c10d.h"
 
 namespace tandem {
 namespace {
+
+// c10d's flight recorder writes into a map without a lock, so groups on different threads of a
+// process break it. It is off before the first group is built; nothing here reads it.
+const bool kRecorderIsOff = ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 at::Tensor byte_tensor(const std::byte* data, std::size_t size) {
   // c10d takes inputs as mutable tensors too; it only reads them.

@@ -88,7 +88,8 @@ void bench_decode(const ModelConfig& config, Arena& arena,
        .max_prefill_tokens = 32768,
        .context_length = config.max_position_embeddings,
        .vocab_size = config.vocab_size,
-       .eos_token_ids = {}},
+       .eos_token_ids = {},
+       .vocabulary = {}},
       [&](const StepPlan& plan, std::span<SampledToken> sampled) {
         const double start = monotonic_seconds();
         runner.run(plan, sampled);
@@ -151,7 +152,7 @@ void bench_train(const ModelConfig& config, Arena& arena) {
     PackedBatch packed(pointers, true);
     KvPool pool(model.attention_shape(), model.element(), 1, packed.num_blocks(), Place::cuda);
     packed.context.pool = &pool;
-    gradients.begin_batch();
+    gradients.begin_batch(0);
     model.set_grads(gradients.begin_leaf());
     std::vector<TokenId> ids;
     for (const LossToken& t : packed.loss) ids.push_back(t.id);
@@ -168,8 +169,7 @@ void bench_train(const ModelConfig& config, Arena& arena) {
     model.set_grads(nullptr);
     cuda_part().synchronize();
     const double backward = monotonic_seconds();
-    const double norm = optimizer.step(gradients.total(), {.lr = 1e-6f}, 1.0);
-    optimizer.publish(arena);
+    const double norm = optimizer.step_and_publish(gradients.sums(), 1, {.lr = 1e-6f}, 1.0, arena);
     cuda_part().synchronize();
     const double end = monotonic_seconds();
     if (round < 3) continue;
@@ -207,6 +207,23 @@ void bench_update(Arena& arena) {
            {"ms", 1e3 * (monotonic_seconds() - start)},
            {"moved_bytes", moved},
            {"total_bytes", setup.plan.total_bytes}});
+  }
+  // Double-buffered: the same transaction into an arena of the engine's own, both ends added up.
+  Arena target(arena.layout());
+  TransferSetup doubled = setup;
+  doubled.plan = make_transfer_plan({{&arena.layout(), 0, false}}, {{&arena.layout(), 0, false}});
+  doubled.target = &target;
+  const auto copies = make_colocate_transfer(doubled);
+  for (int round = 0; round < 5; ++round) {
+    std::vector<RowsSum> found(doubled.plan.boxes.size());
+    const double start = monotonic_seconds();
+    const std::int64_t moved = copies->move(found);
+    print({{"part", "update"},
+           {"system", "tandem"},
+           {"way", "double-buffered, verified"},
+           {"ms", 1e3 * (monotonic_seconds() - start)},
+           {"moved_bytes", moved},
+           {"equal", found == std::vector<RowsSum>(found.size())}});
   }
   const auto options = at::dtype(at::kByte).device(device_of(Place::cuda));
   const auto a = at::empty({arena.layout().bytes}, options), b = at::empty_like(a);

@@ -20,12 +20,14 @@ foreach(file ${cuda_kernels})
   get_filename_component(stem ${file} NAME_WE)
   set(object ${CMAKE_BINARY_DIR}/cuda/${stem}.o)
   set(includes "")
+  set(flags ${nvcc_flags})
   if(stem MATCHES "^paged_[0-9]")
     set(includes ${flashinfer_includes})
+    list(APPEND flags -fmad=false)  # or a masked tile of keys changes a row's bits (docs/exact-gpu.md)
   endif()
   add_custom_command(OUTPUT ${object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
-    COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} ${nvcc_flags} -I${CMAKE_SOURCE_DIR}/src ${includes} -MD -MF ${object}.d -MT ${object} -c ${file} -o ${object}
+    COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} ${flags} -I${CMAKE_SOURCE_DIR}/src ${includes} -MD -MF ${object}.d -MT ${object} -c ${file} -o ${object}
     DEPENDS ${file} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.o" VERBATIM)
   list(APPEND cuda_objects ${object})
 endforeach()

@@ -273,10 +273,20 @@ std::string cuda_part_path() {
   return (std::filesystem::path(own_executable()).parent_path() / "libtandem_cuda.so").string();
 }
 
-int num_gpus() {
-  int count = 0;
-  while (::access(fmt::format("/dev/nvidia{}", count).c_str(), F_OK) == 0) ++count;
-  return count;
+std::vector<std::string> visible_gpus() {
+  std::vector<std::string> all;
+  while (::access(fmt::format("/dev/nvidia{}", all.size()).c_str(), F_OK) == 0)
+    all.push_back(std::to_string(all.size()));
+  const char* told = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!told || all.empty()) return all;
+  std::vector<std::string> named;
+  for (const std::string_view name : split(told, ',')) {
+    if (trim(name).empty() || trim(name).starts_with('-')) break;  // as CUDA reads it
+    named.emplace_back(trim(name));
+  }
+  return named;
 }
+
+int num_gpus() { return static_cast<int>(visible_gpus().size()); }
 
 }  // namespace tandem

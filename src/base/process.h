@@ -95,7 +95,9 @@ std::string own_executable();
 
 // Where the part for NVIDIA GPUs lies, built or not: libtandem_cuda.so in the program's folder.
 std::string cuda_part_path();
-// NVIDIA GPUs whose device files this process sees.
+// NVIDIA GPUs whose device files this process sees, those that CUDA_VISIBLE_DEVICES leaves, by the
+// names that it has for them.
+std::vector<std::string> visible_gpus();
 int num_gpus();
 
 }  // namespace tandem

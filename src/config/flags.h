@@ -54,8 +54,8 @@ inline constexpr Spellings<4> names<BrokenUpdate>{"none", "corrupt", "die", "han
 // ------------------------------------------------------------------------------------
 
 inline constexpr std::string_view kOneNode = "a run has one node so far; use one";
-inline constexpr std::string_view kInHostMemory =
-    "on the CPU everything is in host memory and the weights stand there once";
+inline constexpr std::string_view kStateStays =
+    "master weights and moments stay where they are; nothing but memory depends on it";
 
 template <>
 inline constexpr auto table<ClusterConfig> = std::tuple{
@@ -87,16 +87,15 @@ inline constexpr auto table<ClusterConfig> = std::tuple{
           "each has ranks of its own."},
     Field{"offload",
           &ClusterConfig::offload,
-          "Both --offload-train and --offload-rollout.",
-          {.kind = Kind::no_effect, .why = kInHostMemory}},
+          "Both --offload-train and --offload-rollout."},
     Field{"offload_train",
           &ClusterConfig::offload_train,
           "Move the trainer's state to host memory while the engine works.",
-          {.kind = Kind::no_effect, .why = kInHostMemory}},
+          {.kind = Kind::no_effect, .why = kStateStays}},
     Field{"offload_rollout",
           &ClusterConfig::offload_rollout,
-          "Release the engine's memory while the trainer works.",
-          {.kind = Kind::no_effect, .why = kInHostMemory}},
+          "With --colocate: the engine's KV cache gives its memory back while the trainer works and "
+          "takes it again at the same addresses. Default: on a GPU yes, on the CPU no."},
     Field{"rank_start_timeout_seconds",
           &ClusterConfig::rank_start_timeout_seconds,
           "Longest wait for a rank from its start until its weights are loaded.",
@@ -123,8 +122,8 @@ inline constexpr auto table<ComputeConfig> = std::tuple{
           "deterministic_mode on). On the CPU they always do."},
     Field{
         "deterministic_mode", &ComputeConfig::deterministic_mode,
-        "On a GPU: the same run twice gives the same bits (slower backward). On the CPU it always "
-        "does."}};
+        "On a GPU: the same batches give the same bits (slower backward); a whole run repeats with "
+        "true_on_policy_mode, which turns this on. On the CPU it always does."}};
 
 template <>
 inline constexpr auto table<ModelOptions> = std::tuple{

@@ -66,10 +66,14 @@ void resolve_placement(ClusterConfig& cluster, Lines& lines) {
   const std::int64_t per_node = *cluster.actor_num_gpus_per_node;
   fill(cluster.rollout_num_gpus, cluster.actor_num_nodes * per_node, "rollout_num_gpus",
        "colocated: the trainer's ranks", lines);
-  fill(cluster.offload_train, false, "offload_train", "the weights stand once in host memory",
+  fill(cluster.offload_train, false, "offload_train", "the trainer's state stays where it is",
        lines);
-  fill(cluster.offload_rollout, false, "offload_rollout", "the weights stand once in host memory",
-       lines);
+}
+
+void resolve_offload(ClusterConfig& cluster, bool gpu, Lines& lines) {
+  if (cluster.offload) fill(cluster.offload_rollout, true, "offload_rollout", "offload", lines);
+  fill(cluster.offload_rollout, gpu && cluster.colocate, "offload_rollout",
+       gpu ? "KV memory on a GPU is for both sides in turn" : "host memory", lines);
 }
 
 void resolve_batch(const RolloutConfig& rollout, TrainConfig& train, Lines& lines) {
@@ -193,17 +197,18 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
   resolve_compute(config.compute, config.model,
                   config.cluster.colocate ? std::max(trainers, engines) : trainers + engines, host,
                   lines);
+  const bool gpu = config.compute.device == Device::cuda;
+  resolve_offload(config.cluster, gpu, lines);
   resolve_batch(config.rollout, config.train, lines);
   resolve_lengths(config.rollout, lines);
   resolve_algorithm(config.algorithm, config.model.hf_checkpoint, config.rollout.async_steps > 0,
                     lines);
-  fill(config.train.deterministic_layout, config.compute.device == Device::cpu,
-       "deterministic_layout", "on with --device cpu", lines);
-  TD_CHECK(config.compute.device != Device::cuda ||
-               (config.cluster.colocate && trainers == 1 && engines == 1),
-           "--device: cuda is built for one colocated rank so far, found {} trainer and {} engine "
-           "ranks{}; use --colocate with one rank, or --device cpu",
-           trainers, engines, config.cluster.colocate ? "" : " apart");
+  fill(config.train.deterministic_layout, !gpu, "deterministic_layout", "on with --device cpu",
+       lines);
+  TD_CHECK(!gpu || config.cluster.rollout_num_gpus_per_engine == 1,
+           "--rollout-num-gpus-per-engine: on GPUs an engine has one rank so far, found {}; give 1 "
+           "(more engines serve side by side), or use --device cpu",
+           config.cluster.rollout_num_gpus_per_engine);
   const auto least = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(trainers)));
   if (!*config.train.deterministic_layout && config.train.gradient_leaves != least) {
     config.train.gradient_leaves = least;

@@ -207,8 +207,7 @@ void DryRun::check_batch() {
 void DryRun::check_placement() {
   if (!sound_) return;
   attempt([&] {
-    const Placement placement = make_placement(
-        config_.cluster, {.num_nodes = 1, .gpus_per_node = config_.cluster.num_gpus_per_node});
+    const Placement placement = make_placement(config_.cluster, resources_of(config_));
     say("placement", "{} rank{} of {} thread{}", placement.ranks.size(),
         placement.ranks.size() == 1 ? "" : "s", *config_.compute.threads_per_rank,
         *config_.compute.threads_per_rank == 1 ? "" : "s");

@@ -30,6 +30,15 @@ std::string rank_input(const Config& config, const RankAssignment& assignment) {
   return dump_json_pretty(input);
 }
 
+// A rank sees the one GPU that is its own, which is then its first.
+std::vector<std::pair<std::string, std::string>> environment_of(const Config& config, int rank) {
+  if (config.compute.device != Device::cuda) return {};
+  const auto gpus = visible_gpus();
+  TD_CHECK(static_cast<std::size_t>(rank) < gpus.size(),
+           "--device: rank {} wants a GPU of its own, {} are visible", rank, gpus.size());
+  return {{"CUDA_VISIBLE_DEVICES", gpus[static_cast<std::size_t>(rank)]}};
+}
+
 }  // namespace
 
 Fleet::Fleet(const Config& config, const Placement& placement) : placement_(placement) {
@@ -42,6 +51,7 @@ Fleet::Fleet(const Config& config, const Placement& placement) : placement_(plac
   for (const RankRole& role : placement.ranks)
     cluster_->start({.rank = role.rank,
                      .argv = {own_executable(), "rank"},
+                     .env = environment_of(config, role.rank),
                      .token = token,
                      .config = rank_input(config, {.rank = role.rank,
                                                    .placement = placement,

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/process.h"
 #include "model/parameters.h"
 
 namespace tandem {
@@ -37,6 +38,13 @@ std::vector<std::string> find_faults(const ClusterConfig& c, const Resources& re
 }
 
 }  // namespace
+
+Resources resources_of(const Config& config) {
+  Resources resources{.num_nodes = 1, .gpus_per_node = config.cluster.num_gpus_per_node};
+  if (config.compute.device == Device::cuda && !resources.gpus_per_node)
+    resources.gpus_per_node = num_gpus();
+  return resources;
+}
 
 Placement make_placement(const ClusterConfig& c, const Resources& resources) {
   const std::int64_t per_node = c.actor_num_gpus_per_node.value();

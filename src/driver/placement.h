@@ -22,6 +22,9 @@ struct Resources {
   std::optional<std::int64_t> gpus_per_node;  // empty: no limit
 };
 
+// Of this machine: --num-gpus-per-node, else with --device cuda the GPUs that are visible.
+Resources resources_of(const Config& config);
+
 // cluster must be resolved. Throws Error with all that is impossible, have and need in numbers, and
 // what to change.
 Placement make_placement(const ClusterConfig& cluster, const Resources& resources);

@@ -275,8 +275,7 @@ void TrainLoop::size_kv_cache() {
 
 bool TrainLoop::open() {
   const std::string& folder = config_.logging.run_dir;
-  const Placement placement = make_placement(
-      config_.cluster, {.num_nodes = 1, .gpus_per_node = config_.cluster.num_gpus_per_node});
+  const Placement placement = make_placement(config_.cluster, resources_of(config_));
   if (!config_.debug.debug_train_only) {
     rewards_.check();
     selection_.check();

@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <map>
 
 #include "ops/place.h"
 
@@ -28,11 +29,10 @@ struct DecodeGraphs::Bucket {
   at::Tensor input, host_input;    // draws, tokens, positions
   at::Tensor output, host_output;  // tokens, log-probabilities
   AttentionContext context;
-  void* graph = nullptr;
-  const void* weights = nullptr;  // where they were at the capture
+  std::map<const void*, void*> graphs;  // by where the weights were at the capture
 
   ~Bucket() {
-    if (graph) cuda_part().free_graph(graph);
+    for (const auto& [weights, graph] : graphs) cuda_part().free_graph(graph);
   }
   template <class T>
   static T* at_byte(const at::Tensor& t, std::int64_t byte) {
@@ -61,8 +61,9 @@ DecodeGraphs::DecodeGraphs(Model& model, KvPool& pool) : model_(model), pool_(po
 DecodeGraphs::~DecodeGraphs() = default;
 
 std::int64_t DecodeGraphs::captured() const {
-  return std::count_if(buckets_.begin(), buckets_.end(),
-                       [](const auto& b) { return b->graph != nullptr; });
+  std::size_t count = 0;
+  for (const auto& b : buckets_) count += b->graphs.size();
+  return static_cast<std::int64_t>(count);
 }
 
 DecodeGraphs::Bucket* DecodeGraphs::bucket_for(const StepPlan& plan) {
@@ -135,13 +136,13 @@ void DecodeGraphs::forward(Bucket& b) {
       Bucket::at_byte<std::int32_t>(b.output, 0), Bucket::at_byte<float>(b.output, b.rows * 4));
 }
 
-void DecodeGraphs::capture(Bucket& b) {
+void* DecodeGraphs::capture(Bucket& b) {
   forward(b);  // once for real: libraries set themselves up, which a capture must not see
   cuda_part().synchronize();
-  b.weights = model_.head().data;
-  b.graph = cuda_part().begin_graph();
+  void* const graph = cuda_part().begin_graph();
   forward(b);
-  cuda_part().end_graph(b.graph);
+  cuda_part().end_graph(graph);
+  return graph;
 }
 
 bool DecodeGraphs::run(const StepPlan& plan, std::span<SampledToken> sampled) {
@@ -150,12 +151,10 @@ bool DecodeGraphs::run(const StepPlan& plan, std::span<SampledToken> sampled) {
   const c10::InferenceMode no_gradients;
   for (const BlockCopy& copy : plan.copies) pool_.copy_block(copy.from, copy.to);
   fill(*b, plan);
-  if (b->graph && b->weights != model_.head().data) {  // an update swapped arenas
-    cuda_part().free_graph(b->graph);
-    b->graph = nullptr;
-  }
-  if (!b->graph) capture(*b);
-  cuda_part().run_graph(b->graph);
+  // An update that swaps two arenas has a graph over each.
+  void*& graph = b->graphs[model_.head().data];
+  if (!graph) graph = capture(*b);
+  cuda_part().run_graph(graph);
   b->host_output.copy_(b->output, /*non_blocking=*/true);
   cuda_part().synchronize();
   const auto* tokens = Bucket::at_byte<std::int32_t>(b->host_output, 0);

@@ -1,8 +1,9 @@
 // Decode steps on a GPU as captured graphs: one launch instead of hundreds. A step in which every
 // sequence runs one row and draws one token is padded to the next of a few row counts (buckets);
 // the graph of a bucket reads tokens, positions, block tables and draws from memory that stays
-// where it is and is written anew before each run. Weights and KV blocks do not move either, so a
-// graph lives through updates of the weights.
+// where it is and is written anew before each run. Weights and KV blocks do not move either (their
+// memory keeps its addresses even while it is given back), so a graph lives through updates of the
+// weights; with two arenas that take turns there is one over each.
 //
 // Draws from changed logits (top-p, penalties) are made on the host, so such a step runs without.
 // A padded row is a sequence of one token whose key and value go to the pool's spare block.
@@ -29,14 +30,14 @@ class DecodeGraphs {
   // there are buckets): then nothing is done, and false.
   bool run(const StepPlan& plan, std::span<SampledToken> sampled);
 
-  std::int64_t captured() const;  // buckets so far
+  std::int64_t captured() const;  // graphs so far
 
  private:
   struct Bucket;
   Bucket* bucket_for(const StepPlan& plan);
   void fill(Bucket& bucket, const StepPlan& plan);
   void forward(Bucket& bucket);
-  void capture(Bucket& bucket);
+  void* capture(Bucket& bucket);
 
   Model& model_;
   KvPool& pool_;

@@ -30,6 +30,7 @@ class Runner {
   // All of it but the draws, which only an engine's leader makes: logits [logit_rows, vocab],
   // undefined if the plan has none.
   at::Tensor forward(const StepPlan& plan);
+  std::int64_t captured_graphs() const { return graphs_ ? graphs_->captured() : 0; }
 
  private:
   void fill_context(const StepPlan& plan);

@@ -179,6 +179,19 @@ void Arena::write_flat(std::int64_t begin, std::int64_t end, const float* source
   }
 }
 
+std::vector<ArenaPiece> Arena::gpu_pieces() const {
+  TD_CHECK(place() == Place::cuda && layout_.element == Element::bf16, "{}",
+           "weight arena: pieces are those of a bf16 arena on a GPU");
+  std::vector<ArenaPiece> pieces;
+  for (std::size_t i = 0; i < layout_.storages.size(); ++i) {
+    const ArenaStorage& s = layout_.storages[i];
+    pieces.push_back({.begin = s.flat_begin,
+                      .count = s.rows * s.cols,
+                      .to = static_cast<bf16*>(storage_data(static_cast<std::int64_t>(i)))});
+  }
+  return pieces;
+}
+
 void Arena::read_flat(float* target) const {
   for (const ArenaEntry& e : layout_.entries) read_rows(e, 0, e.rows, target + e.flat_begin);
 }

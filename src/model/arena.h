@@ -87,6 +87,9 @@ class Arena {
   // Elements [begin, end) of the flat vector, f32; cut to whole rows by the caller's choice of
   // ranges is not needed. `source` points at element `begin` and lies where the arena does.
   void write_flat(std::int64_t begin, std::int64_t end, const float* source);
+  // Where each storage's elements of the flat vector lie, in order; of a bf16 arena on a GPU, where
+  // every storage is one stretch.
+  std::vector<ArenaPiece> gpu_pieces() const;
   // All elements, in flat order, to the host.
   void read_flat(float* target) const;
 

@@ -47,6 +47,10 @@ RopeTable rope_table(const RopeConfig& rope, const std::vector<float>& freq, std
 
 Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads)
     : config_(config), arena_(arena), group_(tensor_parallel) {
+  TD_CHECK(place() == Place::cpu || config.head_dim <= kMaxGpuHeadDim,
+           "--device cuda: heads of {} elements found (config.json, head_dim), the kernels take at "
+           "most {}; use --device cpu",
+           config.head_dim, kMaxGpuHeadDim);
   const std::int64_t tp_size = group_ ? group_->size() : 1;
   shape_ = shape_of(config, tp_size);
   for (const ArenaStorage& s : arena.layout().storages)
@@ -211,11 +215,24 @@ AddedNorm Model::add_norm(const Residual& r, const WeightView* weight, float per
   return {sum, norm(sum, weight)};
 }
 
+at::Tensor Model::attend(const Layer& l, at::Tensor qkv, const at::Tensor& positions) {
+  const bool by_head = l.q_norm && config_.qk_norm == QkNorm::head;
+  const bool one_pass = can_finish_qkv(qkv, l.kv);
+  if (!one_pass || !by_head) qkv = norm_queries_and_keys(l, qkv);
+  if (one_pass)
+    return finish_qkv_and_attend(qkv, l.shape, l.kv,
+                                 {.q = by_head ? l.q_norm : nullptr,
+                                  .k = by_head ? l.k_norm : nullptr,
+                                  .eps = static_cast<float>(config_.rms_norm_eps),
+                                  .offset = static_cast<float>(config_.norm_offset)},
+                                 positions, l.rope != kNoRope ? &ropes_[l.rope] : nullptr);
+  if (l.rope != kNoRope) qkv = rotary(qkv, l.shape, positions, ropes_[l.rope]);
+  return attention(qkv, l.shape, l.kv);
+}
+
 Model::Residual Model::run_layer(Layer& l, const Residual& before, const at::Tensor& positions) {
   const auto in = add_norm(before, l.before_attention);
-  auto qkv = norm_queries_and_keys(l, linear(in.normed, *l.qkv, l.qkv_bias));
-  if (l.rope != kNoRope) qkv = rotary(qkv, l.shape, positions, ropes_[l.rope]);
-  const auto mixed = gather_columns(attention(qkv, l.shape, l.kv));
+  const auto mixed = gather_columns(attend(l, linear(in.normed, *l.qkv, l.qkv_bias), positions));
   const auto middle =
       add_norm({in.sum, norm(gather_columns(linear(mixed, *l.o, l.o_bias)), l.after_attention)},
                l.before_mlp);

@@ -91,6 +91,8 @@ class Model {
     at::Tensor x, delta;  // delta undefined: x alone
   };
   AddedNorm add_norm(const Residual& r, const WeightView* weight, float perturbation = 0.0f);
+  // Norms, rotation, KV writes and attention of the rows that the product with qkv gave.
+  at::Tensor attend(const Layer& layer, at::Tensor qkv, const at::Tensor& positions);
   Residual run_layer(Layer& layer, const Residual& before, const at::Tensor& positions);
   Residual run_range(LayerRange range, Residual r, const at::Tensor& positions);
   at::Tensor run_recomputed(LayerRange range, const Residual& r, const at::Tensor& positions);

@@ -286,7 +286,7 @@ struct Attention : Function<Attention> {
     if (qkv.is_cuda()) {
       ctx->saved_data["plan"] = address(kv->plan);
       auto lse = at::empty({shape->num_heads, qkv.size(0)}, f32_like(qkv));
-      cuda_part().attention(e, *shape, kv->plan, qkv.data_ptr(), kv->k_blocks, kv->v_blocks,
+      cuda_part().attention(e, *shape, kv->plan, qkv.data_ptr(), kv->k_blocks, kv->v_blocks, false,
                             y.data_ptr(), lse.data_ptr<float>());
       ctx->save_for_backward({qkv, y, lse});
       return y;
@@ -472,6 +472,37 @@ at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv) {
   check_rows("attention", qkv, shape.qkv_width());
   return Attention::apply(qkv, &shape, &kv);
+}
+
+bool can_finish_qkv(const at::Tensor& qkv, const LayerKv& kv) {
+  return qkv.is_cuda() && !at::GradMode::is_enabled() && !kv.segments.empty() &&
+         !kv.segments[0].key_rows && static_cast<std::int64_t>(kv.writes.size()) == qkv.size(0);
+}
+
+at::Tensor finish_qkv_and_attend(const at::Tensor& qkv, const AttentionShape& shape,
+                                 const LayerKv& kv, const HeadNormWeights& norms,
+                                 const at::Tensor& positions, const RopeTable* table) {
+  check_rows("attention", qkv, shape.qkv_width());
+  const Element e = element_of(qkv);
+  Rotation rotation;
+  if (table)
+    rotation = {.positions = positions.const_data_ptr<std::int32_t>(),
+                .cos = table->cos.const_data_ptr<float>(),
+                .sin = table->sin.const_data_ptr<float>(),
+                .rotary_dim = 2 * table->cos.size(1),
+                .interleaved = table->interleaved};
+  else
+    rotation.positions = positions.const_data_ptr<std::int32_t>();
+  cuda_part().finish_qkv(e, shape, kv.plan, qkv.data_ptr(),
+                         {.q_weight = norms.q ? norms.q->data : nullptr,
+                          .k_weight = norms.k ? norms.k->data : nullptr,
+                          .eps = norms.eps,
+                          .offset = norms.offset},
+                         rotation, kv.k_blocks, kv.v_blocks);
+  auto y = empty_rows(qkv, qkv.size(0), shape.num_heads * shape.head_dim);
+  cuda_part().attention(e, shape, kv.plan, qkv.data_ptr(), kv.k_blocks, kv.v_blocks, true,
+                        y.data_ptr(), nullptr);
+  return y;
 }
 
 at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation) {

@@ -59,6 +59,17 @@ at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::
                   const RopeTable& table);
 // Writes K and V into their blocks, then attends: [rows, qkv_width] -> [rows, heads·head_dim].
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv);
+// The same of a call without gradients, from qkv rows that are not yet normed and turned: all that
+// is done to them, the writes included, takes one pass. Only where can_finish_qkv says so. No head
+// norms: both null; no rotation: table null.
+bool can_finish_qkv(const at::Tensor& qkv, const LayerKv& kv);
+struct HeadNormWeights {
+  const WeightView *q = nullptr, *k = nullptr;
+  float eps = 0, offset = 0;
+};
+at::Tensor finish_qkv_and_attend(const at::Tensor& qkv, const AttentionShape& shape,
+                                 const LayerKv& kv, const HeadNormWeights& norms,
+                                 const at::Tensor& positions, const RopeTable* table);
 // activation(gate)·up of [rows, 2·width] -> [rows, width].
 at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation);
 

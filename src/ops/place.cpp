@@ -93,6 +93,23 @@ void Memory::swap(Memory& other) noexcept {
   std::swap(file_, other.file_);
 }
 
+void Memory::give_back() {
+  if (!data_ || given_back_) return;
+  if (place_ == Place::cuda)
+    cuda_part().give_back(data_);
+  else
+    ::madvise(data_, static_cast<std::size_t>(bytes_), MADV_DONTNEED);
+  given_back_ = true;
+}
+
+void Memory::take_again(const char* what) {
+  if (!given_back_) return;
+  TD_CHECK(place_ == Place::cpu || cuda_part().take_again(data_),
+           "{}: {} bytes of GPU memory, given back for training, are not free now ({} are)", what,
+           bytes_, cuda_part().free_bytes());
+  given_back_ = false;
+}
+
 void write_memory(Place place, void* to, const void* host, std::int64_t bytes) {
   if (place == Place::cuda)
     cuda_part().write(to, host, bytes);

@@ -40,10 +40,17 @@ class Memory {
   // Two memories of one place and size change their content's place.
   void swap(Memory& other) noexcept;
 
+  // Gives the physical memory back and keeps the addresses; nobody may touch them until it is taken
+  // again, zero-filled. Error naming `what` if there is not enough of it then.
+  void give_back();
+  void take_again(const char* what);
+  bool given_back() const { return given_back_; }
+
  private:
   Place place_ = Place::cpu;
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
+  bool given_back_ = false;
   Fd file_;
 };
 

@@ -207,6 +207,11 @@ class RankProcess {
 
   std::unique_ptr<Transfer> make_way() {
     if (placement().all_colocated()) return make_colocate_transfer(setup_);
+    if (place_ == Place::cuda)
+      return make_link_transfer(setup_,
+                                config_.transfer.update_weight_transfer_mode == TransferMode::p2p
+                                    ? LinkMode::p2p
+                                    : LinkMode::broadcast);
     switch (config_.transfer.update_weight_transfer_mode) {
       case TransferMode::p2p:
         return make_p2p_transfer(setup_);
@@ -246,6 +251,14 @@ class RankProcess {
     return side;
   }
 
+  // --offload-rollout: while the trainer works the engine's KV cache is not there.
+  void release_rollout() {
+    if (!leader_ || !config_.cluster.offload_rollout.value_or(false) || leader_->kv_released())
+      return;
+    if (!leader_->release_kv())
+      TD_LOG(warn, "{}", "--offload-rollout: samples hold the KV cache, so it stays this time");
+  }
+
   void add_routes() {
     const auto post = [this](std::function<void()> work) { queue_.post(std::move(work)); };
     if (leader_)
@@ -263,7 +276,7 @@ class RankProcess {
           [this](std::function<void()> work) {
             queue_.post([this, work = std::move(work)] { trainer_busy_.during(work); });
           },
-          *trainer_);
+          *trainer_, [this] { release_rollout(); });
     // The peak is since the last call: so the caller's phases have peaks of their own.
     server_.route("GET", "/usage", [this](http::Request, http::Respond respond) {
       const ProcessMemory memory = process_memory();
@@ -348,7 +361,7 @@ int run_rank(const std::vector<std::string>& arguments) {
   const RankInput input = read_rank_input(STDIN_FILENO, Deadline::after(60));
   const auto told = parse_ordered_json(input.config, "rank input");
   const auto config =
-      from_json<Config>(require<OrderedJson>(told, "config", "rank input"), "config");
+      tandem::from_json<Config>(require<OrderedJson>(told, "config", "rank input"), "config");
   const RankAssignment assignment = assignment_from_json(
       parse_json(require<OrderedJson>(told, "assignment", "rank input").dump(), "rank assignment"));
   start_log({.role = fmt::format("rank {}", assignment.rank), .level = config.logging.log_level});

@@ -77,7 +77,7 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
     : arena_(arena),
       model_(folder.config(), arena, peers.group, nullptr),
       pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
-            blocks_for(kv_tokens), arena.place()),
+            blocks_for(kv_tokens), arena.place(), /*releasable=*/true),
       runner_(model_, pool_),
       mailbox_(std::move(wake)),
       limits_(limits_of(folder.config(), config, pool_.num_blocks())),
@@ -87,6 +87,7 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
       limits_,
       [this, peers](const StepPlan& plan, std::span<SampledToken> sampled) {
         check_published();
+        pool_.retake();
         if (peers.followers)
           peers.followers->send(encode_plan(plan), Deadline::after(peers.timeout_seconds));
         runner_.run(plan, sampled);
@@ -102,6 +103,14 @@ void EngineWorker::check_published() const {
            "engine: the weights were written (arena version {}) after the last update ({}); an "
            "update must publish them before the next step",
            arena_.version(), published_);
+}
+
+bool EngineWorker::release_kv() {
+  if (pool_.released()) return true;
+  const EngineStats now = engine_->stats();
+  if (now.running > 0 || now.waiting > 0 || !engine_->flush_cache().ok) return false;
+  pool_.release();
+  return true;
 }
 
 void EngineWorker::publish() {

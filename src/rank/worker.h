@@ -59,6 +59,11 @@ class EngineWorker {
   void perturb() { model_.perturb(); }  // --debug-perturb-kernel engine
   // The present content of the arena is what the engine serves from now on.
   void publish();
+  // Gives the KV cache's memory back until the next step, which takes it again; what prefixes were
+  // known is forgotten. False (and nothing happens) while samples run, wait or hold KV.
+  bool release_kv();
+  bool kv_released() const { return pool_.released(); }
+  std::int64_t captured_graphs() const { return runner_.captured_graphs(); }
   // The arena's content is no whole version: no step runs before the next publish().
   void unpublish() { published_ = kNothing; }
 

@@ -148,15 +148,15 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
   const OptimizerConfig& o = setup_.optimizer;
   StepMetrics metrics;
   metrics.lr = learning_rate(o, optimizer_.steps(), total_steps);
-  metrics.grad_norm = optimizer_.step(gradients_.sums(), setup_.train.gradient_leaves,
-                                      {.lr = static_cast<float>(metrics.lr),
-                                       .beta1 = static_cast<float>(o.adam_beta1),
-                                       .beta2 = static_cast<float>(o.adam_beta2),
-                                       .eps = static_cast<float>(o.adam_eps),
-                                       .weight_decay = static_cast<float>(o.weight_decay)},
-                                      o.clip_grad);
+  metrics.grad_norm =
+      optimizer_.step_and_publish(gradients_.sums(), setup_.train.gradient_leaves,
+                                  {.lr = static_cast<float>(metrics.lr),
+                                   .beta1 = static_cast<float>(o.adam_beta1),
+                                   .beta2 = static_cast<float>(o.adam_beta2),
+                                   .eps = static_cast<float>(o.adam_eps),
+                                   .weight_decay = static_cast<float>(o.weight_decay)},
+                                  o.clip_grad, weights_.arena);
   metrics.skipped = !std::isfinite(metrics.grad_norm);
-  if (!metrics.skipped) optimizer_.publish(weights_.arena);
   result.optimizer_seconds += monotonic_seconds() - middle;
 
   means.reduce(group_);

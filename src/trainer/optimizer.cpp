@@ -46,15 +46,30 @@ ShardedAdamW::ShardedAdamW(std::int64_t flat_elements, Group& group, Place place
       end_(std::min(flat_elements, begin_ + shard_)),
       master_(shard_, place),
       exp_avg_(shard_, place),
-      exp_avg_sq_(shard_, place) {
-  TD_CHECK(place == Place::cpu || group.size() == 1,
-           "trainer: {} ranks on GPUs are not built yet; use one", group.size());
-}
+      exp_avg_sq_(shard_, place) {}
 
 float* ShardedAdamW::sum_over_ranks(const std::vector<GradientTree::Sum>& sums,
                                     std::int64_t num_leaves) {
   TD_CHECK(!sums.empty(), "trainer: rank {} of {} has no gradient", group_.rank(), group_.size());
   if (group_.size() == 1) return sums.front().values;
+  const Place place = master_.place();
+  if (place == Place::cpu) return sum_on_host(sums, num_leaves);
+  std::vector<std::vector<float>> memory;
+  std::vector<GradientTree::Sum> copies;
+  for (const GradientTree::Sum& sum : sums) {
+    memory.emplace_back(static_cast<std::size_t>(flat_elements_));
+    read_memory(place, memory.back().data(), sum.values, flat_elements_ * 4);
+    copies.push_back(sum);
+    copies.back().values = memory.back().data();
+  }
+  const float* total = sum_on_host(copies, num_leaves);
+  float* const grad = sums.front().values;
+  write_memory(place, grad + begin_, total + begin_, (end_ - begin_) * 4);
+  return grad;
+}
+
+float* ShardedAdamW::sum_on_host(const std::vector<GradientTree::Sum>& sums,
+                                 std::int64_t num_leaves) {
   const int ranks = group_.size(), me = group_.rank();
   constexpr std::int64_t kPart = 1 << 20;
   std::vector<std::vector<TreeNode>> nodes;  // of each rank's sums
@@ -107,9 +122,7 @@ double ShardedAdamW::global_norm(const float* grad) {
   return std::sqrt(total);
 }
 
-double ShardedAdamW::step(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
-                          AdamWStep settings, double clip_grad) {
-  const float* grad = sum_over_ranks(sums, num_leaves);
+double ShardedAdamW::prepare(const float* grad, AdamWStep& settings, double clip_grad) {
   const double norm = global_norm(grad);
   if (!std::isfinite(norm)) return norm;
   ++steps_;
@@ -119,9 +132,37 @@ double ShardedAdamW::step(const std::vector<GradientTree::Sum>& sums, std::int64
       static_cast<float>(1.0 - std::pow(static_cast<double>(settings.beta1), steps_));
   settings.bias_correction2 =
       static_cast<float>(1.0 - std::pow(static_cast<double>(settings.beta2), steps_));
+  return norm;
+}
+
+double ShardedAdamW::step(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
+                          AdamWStep settings, double clip_grad) {
+  const float* grad = sum_over_ranks(sums, num_leaves);
+  const double norm = prepare(grad, settings, clip_grad);
+  if (!std::isfinite(norm)) return norm;
   kernels(master_.place())
       .adamw(settings, grad + begin_, master_.data(), exp_avg_.data(), exp_avg_sq_.data(),
              end_ - begin_);
+  return norm;
+}
+
+double ShardedAdamW::step_and_publish(const std::vector<GradientTree::Sum>& sums,
+                                      std::int64_t num_leaves, const AdamWStep& settings,
+                                      double clip_grad, Arena& arena) {
+  if (group_.size() > 1 || arena.place() != Place::cuda ||
+      arena.layout().element != Element::bf16) {
+    const double norm = step(sums, num_leaves, settings, clip_grad);
+    if (std::isfinite(norm)) publish(arena);
+    return norm;
+  }
+  const float* grad = sum_over_ranks(sums, num_leaves);
+  AdamWStep numbers = settings;
+  const double norm = prepare(grad, numbers, clip_grad);
+  if (!std::isfinite(norm)) return norm;
+  const auto pieces = arena.gpu_pieces();
+  cuda_part().adamw_into(numbers, grad, master_.data(), exp_avg_.data(), exp_avg_sq_.data(),
+                         pieces.data(), static_cast<std::int64_t>(pieces.size()));
+  arena.set_version(arena.version() + 1);
   return norm;
 }
 
@@ -132,8 +173,14 @@ void ShardedAdamW::gather(std::span<float> flat) {
     master_.read(0, flat);
     return;
   }
-  std::vector<float> all(static_cast<std::size_t>(shard_ * group_.size()));
-  group_.all_gather(bytes_of(master_.data(), shard_), bytes_of(all.data(), shard_ * group_.size()));
+  std::vector<float> all(static_cast<std::size_t>(shard_ * group_.size())), mine;
+  float* own = master_.data();
+  if (master_.place() != Place::cpu) {
+    mine.resize(static_cast<std::size_t>(shard_));
+    master_.read(0, mine);
+    own = mine.data();
+  }
+  group_.all_gather(bytes_of(own, shard_), bytes_of(all.data(), shard_ * group_.size()));
   std::copy_n(all.data(), flat_elements_, flat.data());
 }
 
@@ -143,7 +190,13 @@ void ShardedAdamW::publish(Arena& arena) {
   } else {
     std::vector<float> flat(static_cast<std::size_t>(flat_elements_));
     gather(flat);
-    arena.write_flat(0, flat_elements_, flat.data());
+    if (arena.place() == Place::cpu) {
+      arena.write_flat(0, flat_elements_, flat.data());
+    } else {
+      FlatBuffer on_device(flat_elements_, arena.place());
+      on_device.write(0, flat);
+      arena.write_flat(0, flat_elements_, on_device.data());
+    }
   }
   arena.set_version(arena.version() + 1);
 }

@@ -1,7 +1,8 @@
 // AdamW whose f32 master weights and moments are sharded over the group by ranges of the flat
 // parameter vector. Each rank gets the others' sums for its own range and finishes the tree over
 // leaves there, the norm comes from fixed chunks added in order, and nothing is written before the
-// norm is known to be finite. So one rank and any number of ranks hold the same bits.
+// norm is known to be finite. So one rank and any number of ranks hold the same bits. Between
+// ranks everything goes through host memory, on GPUs too.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,9 @@ class ShardedAdamW {
   // clipping.
   double step(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
               AdamWStep settings, double clip_grad);
+  // The same, and publish(arena) if it was taken; on one GPU in bf16 both in one pass.
+  double step_and_publish(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
+                          const AdamWStep& settings, double clip_grad, Arena& arena);
 
   // All ranks' masters into the arena: the in-place weight update.
   void publish(Arena& arena);
@@ -42,7 +46,10 @@ class ShardedAdamW {
  private:
   // The gradient, right in the own range.
   float* sum_over_ranks(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves);
+  float* sum_on_host(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves);
   double global_norm(const float* grad);
+  // Norm, and the step's remaining numbers if it is finite.
+  double prepare(const float* grad, AdamWStep& settings, double clip_grad);
 
   std::int64_t flat_elements_;
   Group& group_;

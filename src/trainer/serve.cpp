@@ -43,13 +43,15 @@ std::int64_t total_steps(const std::string& query) {
 
 }  // namespace
 
-void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer) {
+void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer,
+                        std::function<void()> before_train) {
   server.route("POST", "/trainer/train",
                [=, &trainer](http::Request request, http::Respond respond) {
                  auto body = std::make_shared<std::string>(std::move(request.body));
                  const std::int64_t steps = total_steps(request.query);
                  post_answer(post, std::move(respond), [=, &trainer] {
                    const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
+                   if (before_train) before_train();
                    const TrainResult result = trainer.train(batch, steps);
                    trainer.progress.last_write = monotonic_seconds();
                    return to_json(result);

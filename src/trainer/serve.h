@@ -13,7 +13,8 @@ namespace tandem {
 using PostWork = std::function<void(std::function<void()>)>;
 
 // /trainer/train, …/update_reference, …/save, …/load, …/publish, …/save_hf. All must outlive the
-// server.
-void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer);
+// server. before_train: called on the compute thread before each training step, to make room.
+void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer,
+                        std::function<void()> before_train = {});
 
 }  // namespace tandem

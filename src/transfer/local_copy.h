@@ -37,10 +37,11 @@ class LocalCopies {
   explicit LocalCopies(const TransferSetup& setup);
   // Whether a box is copied by its target rather than sent.
   bool takes(const TransferBox& box) const;
-  // Returns the bytes copied; adds their checksums to sums[box] (Transfer::move).
+  // Returns the bytes copied; adds their checksums (Transfer::move).
   std::int64_t copy(std::span<RowsSum> sums);
 
  private:
+  std::int64_t copy_on_gpu(std::span<RowsSum> sums);
   const TransferSetup& setup_;
   std::vector<char> shares_;  // [processes²]: one host
   std::map<int, PeerMemory> peers_;

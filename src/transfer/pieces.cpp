@@ -83,6 +83,11 @@ std::span<const std::byte> stretch(const RowsView& v, std::int64_t row, std::int
   return {row_data(v, row), static_cast<std::size_t>(rows_bytes(v, rows))};
 }
 
+std::span<const std::byte> device_stretch(const RowsView& v, std::int64_t row, std::int64_t rows) {
+  assert(v.place == Place::cuda && v.layout == Layout::row_major);
+  return {row_data(v, row), static_cast<std::size_t>(rows_bytes(v, rows))};
+}
+
 bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int64_t source_row,
                   const ArenaLayout& target, std::int64_t target_entry, std::int64_t target_row,
                   std::int64_t rows) {
@@ -109,6 +114,12 @@ RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Are
       return {sums[0], sums[1]};
     }
     write_memory(layout.place, out, bytes.data(), static_cast<std::int64_t>(bytes.size()));
+    return checksum_rows(target, target_entry, target_row, rows);
+  }
+  if (from.place == Place::cuda && to.place == Place::cuda && from.element == to.element) {
+    const auto source = device_stretch(from, row, rows);
+    cuda_part().copy(const_cast<std::byte*>(row_data(to, target_row)), source.data(),
+                     static_cast<std::int64_t>(source.size()));
     return checksum_rows(target, target_entry, target_row, rows);
   }
   std::vector<float> values(static_cast<std::size_t>(rows * from.cols));
@@ -180,6 +191,34 @@ RowsSum checksum_flat_rows(const ArenaLayout& layout, std::span<const float> fla
     kernels().checksum_flat(Element::bf16, narrow.data(), rows, cols, first, sums);
   }
   return {sums[0], sums[1]};
+}
+
+std::vector<RowsSum> checksum_pieces(const Arena& arena, std::span<const Piece> pieces) {
+  std::vector<RowsSum> out(pieces.size());
+  const ArenaLayout& layout = arena.layout();
+  std::vector<WordsPiece> jobs;
+  std::vector<std::size_t> which;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& p = pieces[i];
+    const ArenaEntry& e = layout.entries[p.entry];
+    const RowsView view = view_entry(layout, arena.memory().data(), p.entry);
+    const std::int64_t row_bytes = view.cols * size_of(view.element);
+    // Rows of an odd number of bf16 end in half a word.
+    if (arena.place() == Place::cpu || row_bytes % 4 != 0) {
+      out[i] = checksum_rows(arena, p.entry, p.row, p.rows);
+      continue;
+    }
+    const std::int64_t words = row_bytes / 4;
+    jobs.push_back({.data = row_data(view, p.row),
+                    .count = p.rows * words,
+                    .first_index = (e.global_row + p.row) * words});
+    which.push_back(i);
+  }
+  if (jobs.empty()) return out;
+  std::vector<std::uint32_t> sums(2 * jobs.size());
+  cuda_part().checksum_words(jobs.data(), static_cast<std::int64_t>(jobs.size()), sums.data());
+  for (std::size_t i = 0; i < jobs.size(); ++i) out[which[i]] = {sums[2 * i], sums[2 * i + 1]};
+  return out;
 }
 
 }  // namespace tandem

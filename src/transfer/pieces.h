@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "model/arena.h"
 #include "transfer/plan.h"
@@ -31,6 +32,9 @@ RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int6
 // The bytes of rows [row, row + rows) where they lie in one stretch of host memory that holds
 // nothing else; else an empty span.
 std::span<const std::byte> stretch(const RowsView& view, std::int64_t row, std::int64_t rows);
+// The same of device memory, where every matrix is row-major.
+std::span<const std::byte> device_stretch(const RowsView& view, std::int64_t row,
+                                          std::int64_t rows);
 // Whether rows of a source entry lie in a stretch in both layouts, in the same form: then they can
 // go from memory to memory as they are.
 bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int64_t source_row,
@@ -63,6 +67,8 @@ RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, 
 // checksum of what was written.
 RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Arena& target,
                   std::int64_t target_entry, std::int64_t target_row);
+// Of many pieces; on a GPU in one launch.
+std::vector<RowsSum> checksum_pieces(const Arena& arena, std::span<const Piece> pieces);
 // The same of rows that lie in a flat f32 vector (ArenaEntry::flat_begin), as they would be once
 // they are written into an arena of that layout.
 RowsSum checksum_flat_rows(const ArenaLayout& layout, std::span<const float> flat,

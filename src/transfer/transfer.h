@@ -38,6 +38,10 @@ struct TransferSetup {
   bool is_local(const TransferBox& b) const {
     return source_process[b.source_rank] == target_process[b.target_rank];
   }
+  // Whether a box is copied inside a GPU and compared there bit for bit; it has no sums then.
+  bool copies_on_gpu(const TransferBox& b) const {
+    return is_local(b) && !b.in_place && target && target->place() == Place::cuda;
+  }
 };
 
 class Transfer {
@@ -45,8 +49,8 @@ class Transfer {
   virtual ~Transfer() = default;
   // This process's part; all processes call it together. Returns the bytes written into its target.
   // Adds to sums[box], read back from the target right after the write, while it is in cache, the
-  // checksum of each box that it wrote. Error naming the peer; the target then holds rows of both
-  // versions.
+  // checksum of each box that it wrote (of one that copies_on_gpu: 0, or something else if the
+  // target differs). Error naming the peer; the target then holds rows of both versions.
   virtual std::int64_t move(std::span<RowsSum> sums) = 0;
   // Whether move() also adds the checksum of a box that this process sends, while it is under way;
   // else the caller adds it up before.
@@ -63,5 +67,8 @@ std::unique_ptr<Transfer> make_p2p_transfer(const TransferSetup& setup);
 // A way that fails in its third move as --debug-break-update says, for tests of what follows.
 std::unique_ptr<Transfer> make_broken_transfer(const TransferSetup& setup,
                                                std::unique_ptr<Transfer> whole, BrokenUpdate how);
+// Either of the two between GPUs, from arena to arena over NCCL (link.cpp). Engines of one rank.
+enum class LinkMode { broadcast, p2p };
+std::unique_ptr<Transfer> make_link_transfer(const TransferSetup& setup, LinkMode mode);
 
 }  // namespace tandem

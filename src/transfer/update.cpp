@@ -45,22 +45,29 @@ MoveReport WeightUpdate::move(std::int64_t version) {
   const auto leaves_here = [&](const TransferBox& b) {
     return !b.in_place && setup_.source_process[b.source_rank] == setup_.process;
   };
-  for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
+  std::vector<RowsSum> sent(setup_.plan.boxes.size()), sums(sent.size());
+  std::vector<Piece> pieces;
+  std::vector<std::size_t> boxes;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
     const TransferBox& b = setup_.plan.boxes[i];
-    if (leaves_here(b) && !sent_later(b))
-      report.sent.push_back({static_cast<std::int64_t>(i), tensor_of(b),
-                             checksum_rows(*setup_.source, b.source_entry, b.source_row, b.rows)});
+    if (!leaves_here(b) || sent_later(b) || setup_.copies_on_gpu(b)) continue;
+    pieces.push_back({b.source_entry, b.source_row, b.rows});
+    boxes.push_back(i);
+  }
+  if (!pieces.empty()) {
+    const auto found = checksum_pieces(*setup_.source, pieces);
+    for (std::size_t i = 0; i < boxes.size(); ++i) sent[boxes[i]] = found[i];
   }
   report.verify_seconds = lap();
-  std::vector<RowsSum> sums(setup_.plan.boxes.size());
   report.moved_bytes = transfer_->move(sums);
   report.move_seconds = lap();
-  for (std::size_t i = 0; i < setup_.plan.boxes.size(); ++i) {
+  for (std::size_t i = 0; i < sent.size(); ++i) {
     const TransferBox& b = setup_.plan.boxes[i];
-    if (leaves_here(b) && sent_later(b))
-      report.sent.push_back({static_cast<std::int64_t>(i), tensor_of(b), sums[i]});
+    const auto box = static_cast<std::int64_t>(i);
+    if (leaves_here(b))
+      report.sent.push_back({box, tensor_of(b), sent_later(b) ? sums[i] : sent[i]});
     if (!b.in_place && setup_.target_process[b.target_rank] == setup_.process)
-      report.received.push_back({static_cast<std::int64_t>(i), tensor_of(b), sums[i]});
+      report.received.push_back({box, tensor_of(b), sums[i]});
   }
   staged_ = version;
   return report;

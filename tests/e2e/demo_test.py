@@ -1,7 +1,8 @@
 """The demo on the real model, ten steps of one seed: right answers rise by at least 0.3, and trainer
 and engine agree exactly at every step.
 
-With TANDEM_TEST_DEVICE=cuda in the environment on a GPU, where they agree to bf16 rounding."""
+With TANDEM_TEST_DEVICE=cuda in the environment on a GPU, in exact mode. In float32: bf16 weights, which take
+a step of 1e-5 only once several have added up, learn later."""
 
 import json
 import os
@@ -14,6 +15,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cpu")
+DEVICE_FLAGS = ["--device", DEVICE, *(["--true-on-policy-mode"] if DEVICE == "cuda" else [])]
 BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ROOT / "build")
 
 
@@ -30,15 +32,14 @@ class Demo(unittest.TestCase):
             "--num-rollout", "10", "--rollout-batch-size", "8", "--n-samples-per-prompt", "8",
             "--rollout-max-response-len", "16", "--rollout-temperature", "1", "--lr", "1e-5",
             "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--clip-grad", "1.0",
-            "--device", DEVICE, "--run-dir", folder / "run"]
+            *DEVICE_FLAGS, "--run-dir", folder / "run"]
         done = subprocess.run([str(w) for w in command], capture_output=True, text=True, timeout=1100)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
         steps = [r for r in rows if "train/loss" in r]
         self.assertEqual(len(steps), 10)
         for row in steps:
-            gap = row["train/train_rollout_logprob_abs_diff"]
-            self.assertEqual(gap, 0) if DEVICE == "cpu" else self.assertLess(gap, 0.05)
+            self.assertEqual(row["train/train_rollout_logprob_abs_diff"], 0)
             self.assertEqual(row["train/skipped_steps"], 0)
         before, after = [r["eval/addition"] for r in rows if "eval/addition" in r]
         print(f"right answers: {before:.3f} before, {after:.3f} after 10 steps; "

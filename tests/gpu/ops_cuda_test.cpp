@@ -7,6 +7,7 @@
 #include <cmath>
 #include <random>
 
+#include "base/check.h"
 #include "gpu/gpu.h"
 #include "ops/functions.h"
 
@@ -450,6 +451,28 @@ TEST_P(Cuda, PagedAttentionInPieces) {
 INSTANTIATE_TEST_SUITE_P(Kernels, Cuda, testing::Values(Element::f32, Element::bf16),
                          [](const auto& p) { return p.param == Element::f32 ? "f32" : "bf16"; });
 
+// ---- memory
+
+TEST(CudaMemory, ComesBackAtTheSameAddress) {
+  TD_NEED_GPU();
+  constexpr std::int64_t kBytes = 100 << 20;
+  Memory memory(Place::cuda, kBytes, "test");
+  void* const at = memory.data();
+  std::vector<char> pattern(1 << 20, 7), found(pattern.size(), 1);
+  write_memory(Place::cuda, at, pattern.data(), 1 << 20);
+  const std::int64_t free_before = cuda_part().free_bytes();
+  memory.give_back();
+  memory.give_back();  // once is enough
+  EXPECT_GE(cuda_part().free_bytes() - free_before, kBytes);
+  memory.take_again("test");
+  EXPECT_EQ(memory.data(), at);
+  EXPECT_FALSE(memory.given_back());
+  read_memory(Place::cuda, found.data(), at, 1 << 20);
+  EXPECT_EQ(found, std::vector<char>(found.size(), 0));
+  // More than there is: an error that says so, not a crash.
+  EXPECT_THROW(Memory(Place::cuda, std::int64_t{1} << 42, "too much"), Error);
+}
+
 // ---- sampling and the optimizer, against the CPU table
 
 TEST(CudaSampling, DrawsTheTokensOfTheCpu) {
@@ -521,6 +544,7 @@ TEST(CudaOptimizer, AdamWNormAndSumsAreTheCpus) {
     const auto grad = at::randn({n}), other = at::randn({n});
     auto master = at::randn({n}), m = at::randn({n}) * 0.1, v = at::rand({n}) * 0.1;
     auto gm = master.to(gpu()), gmm = m.to(gpu()), gv = v.to(gpu());
+    const at::Tensor before[] = {master.clone(), m.clone(), v.clone()};
     auto ggrad = grad.to(gpu());
     const AdamWStep step{.lr = 1e-3f,
                          .weight_decay = 0.1f,
@@ -532,6 +556,19 @@ TEST(CudaOptimizer, AdamWNormAndSumsAreTheCpus) {
     kernels(Place::cuda)
         .adamw(step, ggrad.data_ptr<float>(), gm.data_ptr<float>(), gmm.data_ptr<float>(),
                gv.data_ptr<float>(), n);
+    // With the arena's part in the same pass: the same bits, and the masters rounded. Pieces that
+    // do and do not begin at a multiple of four elements.
+    for (const std::int64_t first : {n / 8 * 4, n / 3}) {
+      auto hm = before[0].to(gpu()), hmm = before[1].to(gpu()), hv = before[2].to(gpu());
+      auto left = at::full({first}, 7, at::dtype(at::kBFloat16).device(gpu()));
+      auto right = at::full({n - first}, 7, left.options());
+      const ArenaPiece pieces[] = {{0, first, static_cast<bf16*>(left.data_ptr())},
+                                   {first, n - first, static_cast<bf16*>(right.data_ptr())}};
+      cuda_part().adamw_into(step, ggrad.data_ptr<float>(), hm.data_ptr<float>(),
+                             hmm.data_ptr<float>(), hv.data_ptr<float>(), pieces, 2);
+      EXPECT_TRUE(at::equal(hm, gm) && at::equal(hmm, gmm) && at::equal(hv, gv)) << n;
+      EXPECT_TRUE(at::equal(at::cat({left, right}), gm.to(at::kBFloat16))) << n;
+    }
     for (const auto& [got, want] : {std::pair{gm, master}, {gmm, m}, {gv, v}})
       EXPECT_LT(difference(back(got), want.to(at::kDouble)), 1e-6) << n;
     const std::int64_t chunks = (n + kSumChunk - 1) / kSumChunk;

@@ -336,7 +336,7 @@ void expect_round_trip() {
   C config;
   fill_all(rows_of(config));
   const std::string text = dump_json(to_json(config));
-  C back = from_json<C>(parse_ordered_json(text, "test"), "test");
+  C back = tandem::from_json<C>(parse_ordered_json(text, "test"), "test");
   const std::vector<FlagRow> a = rows_of(config);
   const std::vector<FlagRow> b = rows_of(back);
   const C untouched{};
@@ -357,9 +357,9 @@ TEST(ConfigJson, RoundTripIsExact) {
   expect_round_trip<ServeConfig>();
   Config config = good_config();
   resolve(config, kHost);
-  const Config back = from_json<Config>(to_json(config), "test");
+  const Config back = tandem::from_json<Config>(to_json(config), "test");
   EXPECT_EQ(dump_json(to_json(config)), dump_json(to_json(back)));
-  EXPECT_FALSE(from_json<Config>(to_json(Config{}), "test").rollout.rollout_batch_size);
+  EXPECT_FALSE(tandem::from_json<Config>(to_json(Config{}), "test").rollout.rollout_batch_size);
 }
 
 TEST(ConfigJson, UnknownKeysAndWrongTypesAreErrors) {
@@ -373,7 +373,7 @@ TEST(ConfigJson, UnknownKeysAndWrongTypesAreErrors) {
   };
   for (const auto& [text, start] : cases) {
     try {
-      from_json<Config>(parse_ordered_json(text, "c"), "c");
+      tandem::from_json<Config>(parse_ordered_json(text, "c"), "c");
       ADD_FAILURE() << text;
     } catch (const Error& error) {
       EXPECT_TRUE(std::string_view(error.what()).starts_with(start)) << error.what();

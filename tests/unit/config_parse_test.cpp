@@ -200,7 +200,7 @@ TEST(Parse, RefusedFlagsAreKnownAndTheirDefaultIsAccepted) {
 
 TEST(Parse, FlagsWithoutEffectAreAcceptedWithALine) {
   for (const char* line :
-       {"--offload", "--no-offload-train", "--micro-batch-size 4", "--use-dynamic-batch-size",
+       {"--offload-train", "--no-offload-train", "--micro-batch-size 4", "--use-dynamic-batch-size",
         "--num-layers 30", "--spec a b", "--swiglu", "--recompute-activations",
         "--sglang-mem-fraction-static 0.7", "--router-policy random", "--use-wandb",
         "--wandb-project x", "--lambd 0.9", "--attention-backend flash", "--no-load-rng",

@@ -12,7 +12,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMaxDim = 256, kLaneDims = kMaxDim / 32;
+constexpr int kMaxDim = static_cast<int>(kMaxGpuHeadDim), kLaneDims = kMaxDim / 32;
 
 struct Shape {
   std::int32_t heads, kv_heads, dim, width;  // width of a qkv row
@@ -142,6 +142,9 @@ __global__ void query_gradient_kernel(Shape s, RowKeys<E> keys, const PlannedSeg
   const std::int64_t stat = static_cast<std::int64_t>(head) * rows + row;
   if (lane == 0) out_dots[stat] = own;
   const float lse = log_sum_exp[stat];
+  // In the order in which the keys' products are added below: where a row sees one key alone its
+  // output is that key's value, and the gradient of its query is exactly 0.
+  const float in_order = dot(g, out + at, s.dim);
 
   float acc[kLaneDims] = {};
   const int first = first_key(s, position);
@@ -150,7 +153,7 @@ __global__ void query_gradient_kernel(Shape s, RowKeys<E> keys, const PlannedSeg
     float d_score = 0;
     if (key >= first && key <= position) {
       const float p = expf(dot(q, keys.k(s, seg, key, kv_head), s.dim) * s.scale - lse);
-      d_score = p * (dot(g, keys.v(s, seg, key, kv_head), s.dim) - own) * s.scale;
+      d_score = p * (dot(g, keys.v(s, seg, key, kv_head), s.dim) - in_order) * s.scale;
     }
     const int end = min(32, position - base + 1);
     for (int i = max(0, first - base); i < end; ++i) {
@@ -241,12 +244,6 @@ unsigned warp_blocks(std::int64_t warps) { return static_cast<unsigned>(ceil_div
 
 }  // namespace
 
-void check_shape(const AttentionShape& shape) {
-  if (shape.head_dim > kMaxDim)
-    throw std::runtime_error("attention on a GPU: head_dim " + std::to_string(shape.head_dim) +
-                             " found, at most 256 wanted; use --device cpu");
-}
-
 void write_kv(Element e, const AttentionShape& shape, const AttentionPlan& plan, const void* qkv,
               void* k_blocks, void* v_blocks) {
   const std::int64_t count = plan.num_writes * shape.num_kv_heads * shape.head_dim;
@@ -263,7 +260,6 @@ void write_kv(Element e, const AttentionShape& shape, const AttentionPlan& plan,
 void plain_attention(Element e, const AttentionShape& shape, const AttentionPlan& plan,
                      const void* qkv, const void* k_blocks, const void* v_blocks, void* out,
                      float* log_sum_exp) {
-  check_shape(shape);
   const unsigned blocks = warp_blocks(plan.rows * shape.num_heads);
   if (blocks == 0) return;
   const auto rows = static_cast<std::int32_t>(plan.rows);

@@ -5,7 +5,7 @@
 
 namespace tandem::cuda {
 
-// attention.cu: any shape up to head_dim 256, either element type, slow.
+// attention.cu: any shape up to kMaxGpuHeadDim, either element type, slow.
 void write_kv(Element, const AttentionShape&, const AttentionPlan&, const void* qkv, void* k_blocks,
               void* v_blocks);
 void plain_attention(Element, const AttentionShape&, const AttentionPlan&, const void* qkv,

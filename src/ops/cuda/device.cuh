@@ -73,6 +73,36 @@ __device__ inline float group_sum(float x, float* shared) {
   return sum;
 }
 
+// Kernels of a forward step begin while the one before them ends (programmatic dependent launch).
+// Launched by `chained`, a kernel calls previous_done() before it reads what others wrote or writes
+// what others read, and then next_may_start(); so whatever runs before previous_done() runs after
+// the last kernel but one. Weights alone may be read there.
+__device__ inline void previous_done() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void next_may_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+template <class... P, class... A>
+void chained(void (*kernel)(P...), std::int64_t blocks, int threads, A... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
+}
+
+// A pair of rotary embedding turned; the products' roundings are written out, so that every kernel
+// that turns gives the same bits.
+__device__ inline void turn(float& low, float& high, float cos, float sin) {
+  const float a = low, b = high;
+  low = __fmaf_rn(a, cos, -__fmul_rn(b, sin));
+  high = __fmaf_rn(b, cos, __fmul_rn(a, sin));
+}
+
 // Calls f(E{}, width) with the element type, and how many elements fit one 16-byte access if all
 // rows allow it (1 otherwise).
 template <class F>

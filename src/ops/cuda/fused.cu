@@ -3,6 +3,7 @@
 // rounded once; the norm reads the rounded sum, as the separate operations would.
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/plan.h"
 
 namespace tandem::cuda {
 namespace {
@@ -15,6 +16,8 @@ __global__ void add_rms_norm_kernel(const E* x, const E* delta, const E* weight,
                                     float offset, E* sum, E* y, float* rstd, std::int64_t width) {
   __shared__ float shared[kThreads / 32];
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * width;
+  previous_done();
+  next_may_start();
   float squares = 0;
   for (std::int64_t i = threadIdx.x * N; i < width; i += kThreads * N) {
     float a[N], b[N];
@@ -77,6 +80,17 @@ struct Heads {
   __device__ bool normed(int head) const { return head < q + kv; }
 };
 
+// 1/rms of a head, by one warp.
+template <class E>
+__device__ inline float head_scale(const E* x, int dim, float eps) {
+  float squares = 0;
+  for (int i = threadIdx.x % 32; i < dim; i += 32) {
+    const float v = to_float(x[i]);
+    squares = fmaf(v, v, squares);
+  }
+  return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+}
+
 // A warp a head of a row: norm of query and key heads, copy of value heads.
 template <class E>
 __global__ void norm_heads_kernel(Heads heads, const E* x, const E* q_weight, const E* k_weight,
@@ -92,15 +106,54 @@ __global__ void norm_heads_kernel(Heads heads, const E* x, const E* q_weight, co
     return;
   }
   const E* weight = head < heads.q ? q_weight : k_weight;
-  float squares = 0;
-  for (int i = lane; i < heads.dim; i += 32) {
-    const float v = to_float(x[base + i]);
-    squares += v * v;
-  }
-  const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(heads.dim) + eps);
+  const float scale = head_scale(x + base, heads.dim, eps);
   if (lane == 0 && rstd) rstd[row * (heads.q + heads.kv) + head] = scale;
   for (int i = lane; i < heads.dim; i += 32)
     y[base + i] = from_float<E>(to_float(x[base + i]) * scale * (to_float(weight[i]) + offset));
+}
+
+// A warp a head of a written row: norm (if there are weights), rotation, and keys and values into
+// their blocks; queries stay in their rows.
+template <class E, bool kInterleaved>
+__global__ void finish_qkv_kernel(Heads heads, E* qkv, const KvWrite* writes, std::int64_t rows,
+                                  const E* q_weight, const E* k_weight, float eps, float offset,
+                                  const std::int32_t* positions, const float* cos, const float* sin,
+                                  int half, E* k_blocks, E* v_blocks) {
+  __shared__ float shared[kThreads / 32][kMaxGpuHeadDim];
+  const int lane = threadIdx.x % 32;
+  const std::int64_t index =
+      static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  previous_done();
+  next_may_start();
+  if (index >= rows * heads.count()) return;
+  const int head = static_cast<int>(index % heads.count());
+  const KvWrite write = writes[index / heads.count()];
+  E* x = qkv + (write.row * heads.count() + head) * heads.dim;
+  if (!heads.normed(head)) {
+    E* to = v_blocks + (write.slot * heads.kv + head - heads.q - heads.kv) * heads.dim;
+    for (int i = lane; i < heads.dim; i += 32) to[i] = x[i];
+    return;
+  }
+  float* v = shared[threadIdx.x / 32];
+  if (q_weight) {
+    const E* weight = head < heads.q ? q_weight : k_weight;
+    const float scale = head_scale(x, heads.dim, eps);
+    for (int i = lane; i < heads.dim; i += 32)
+      v[i] = to_float(from_float<E>(to_float(x[i]) * scale * (to_float(weight[i]) + offset)));
+  } else {
+    for (int i = lane; i < heads.dim; i += 32) v[i] = to_float(x[i]);
+  }
+  __syncwarp();
+  E* to = head < heads.q ? x : k_blocks + (write.slot * heads.kv + head - heads.q) * heads.dim;
+  const std::int64_t table = static_cast<std::int64_t>(positions[write.row]) * half;
+  for (int i = lane; i < half; i += 32) {
+    const int low = kInterleaved ? 2 * i : i, high = kInterleaved ? low + 1 : i + half;
+    float a = v[low], b = v[high];
+    turn(a, b, cos[table + i], sin[table + i]);
+    to[low] = from_float<E>(a);
+    to[high] = from_float<E>(b);
+  }
+  for (int i = 2 * half + lane; i < heads.dim; i += 32) to[i] = from_float<E>(v[i]);
 }
 
 template <class E>
@@ -174,12 +227,11 @@ void add_rms_norm(Element e, const void* x, const void* delta, const void* weigh
   with_element(e, [&](auto element) {
     using E = decltype(element);
     with_pack<E>(width, {x, delta, weight, sum, y}, [&](auto n) {
-      add_rms_norm_kernel<E, n><<<static_cast<unsigned>(rows), kThreads, 0, stream()>>>(
-          static_cast<const E*>(x), static_cast<const E*>(delta), static_cast<const E*>(weight),
-          eps, offset, static_cast<E*>(sum), static_cast<E*>(y), rstd, width);
+      chained(&add_rms_norm_kernel<E, n>, rows, kThreads, static_cast<const E*>(x),
+              static_cast<const E*>(delta), static_cast<const E*>(weight), eps, offset,
+              static_cast<E*>(sum), static_cast<E*>(y), rstd, width);
     });
   });
-  CHECK_LAUNCH("add_rms_norm");
 }
 
 void add_rms_norm_dx(Element e, const void* dy, const void* d_sum, const void* x,
@@ -208,6 +260,20 @@ void norm_heads(Element e, const AttentionShape& s, const void* qkv, const void*
         static_cast<const E*>(k_weight), eps, offset, static_cast<E*>(y), rstd, rows);
   });
   CHECK_LAUNCH("norm_heads");
+}
+
+void finish_qkv(Element e, const AttentionShape& s, const AttentionPlan* plan, void* qkv,
+                const HeadNorms& norms, const Rotation& r, void* k_blocks, void* v_blocks) {
+  const std::int64_t rows = plan->num_writes;
+  if (rows == 0) return;
+  with_element(e, [&](auto element) {
+    using E = decltype(element);
+    const auto kernel = r.interleaved ? &finish_qkv_kernel<E, true> : &finish_qkv_kernel<E, false>;
+    chained(kernel, head_blocks(s, rows), kThreads, heads_of(s), static_cast<E*>(qkv), plan->writes,
+            rows, static_cast<const E*>(norms.q_weight), static_cast<const E*>(norms.k_weight),
+            norms.eps, norms.offset, r.positions, r.cos, r.sin, r.rotary_dim / 2,
+            static_cast<E*>(k_blocks), static_cast<E*>(v_blocks));
+  });
 }
 
 void norm_heads_dx(Element e, const AttentionShape& s, const void* dy, const void* qkv,

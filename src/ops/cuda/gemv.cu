@@ -40,10 +40,17 @@ __global__ void __launch_bounds__(kWarps * 32)
   const bf16_t* from = w + static_cast<std::int64_t>(row) * k;
   float sum[kRows] = {};
   int i = lane * 8;
-  for (; i + 3 * 256 < k; i += 4 * 256) {
-    uint4 part[4];
+  uint4 part[4];
+  const auto load_parts = [&] {
 #pragma unroll
     for (int j = 0; j < 4; ++j) part[j] = load_once(from + i + j * 256);
+  };
+  const bool long_row = i + 3 * 256 < k;
+  if (long_row) load_parts();  // of weights, while the kernel before ends
+  previous_done();
+  next_may_start();
+  for (bool loaded = long_row; i + 3 * 256 < k; i += 4 * 256, loaded = false) {
+    if (!loaded) load_parts();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -67,16 +74,15 @@ __global__ void __launch_bounds__(kWarps * 32)
 template <int kRows>
 void run(const void* x, const void* w, const void* bias, void* y, bool y_is_f32, std::int64_t n,
          std::int64_t k) {
-  const auto blocks = static_cast<unsigned>(ceil_div(n, kWarps));
+  const std::int64_t blocks = ceil_div(n, kWarps);
   const auto *xe = static_cast<const bf16_t*>(x), *we = static_cast<const bf16_t*>(w),
              *be = static_cast<const bf16_t*>(bias);
   if (y_is_f32)
-    gemv_kernel<kRows><<<blocks, kWarps * 32, 0, stream()>>>(
-        xe, we, be, static_cast<float*>(y), static_cast<int>(n), static_cast<int>(k));
+    chained(&gemv_kernel<kRows, float>, blocks, kWarps * 32, xe, we, be, static_cast<float*>(y), n,
+            k);
   else
-    gemv_kernel<kRows><<<blocks, kWarps * 32, 0, stream()>>>(
-        xe, we, be, static_cast<bf16_t*>(y), static_cast<int>(n), static_cast<int>(k));
-  CHECK_LAUNCH("gemv");
+    chained(&gemv_kernel<kRows, bf16_t>, blocks, kWarps * 32, xe, we, be, static_cast<bf16_t*>(y),
+            n, k);
 }
 
 }  // namespace

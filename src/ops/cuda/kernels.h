@@ -53,6 +53,8 @@ void add_rms_norm_dx(Element, const void* dy, const void* d_sum, const void* x, 
 void norm_heads(Element, const AttentionShape&, const void* qkv, const void* q_weight,
                 const void* k_weight, float eps, float offset, void* y, float* rstd,
                 std::int64_t rows);
+void finish_qkv(Element, const AttentionShape&, const AttentionPlan*, void* qkv, const HeadNorms&,
+                const Rotation&, void* k_blocks, void* v_blocks);
 void norm_heads_dx(Element, const AttentionShape&, const void* dy, const void* qkv,
                    const void* q_weight, const void* k_weight, float offset, const float* rstd,
                    void* dx, std::int64_t rows);
@@ -74,11 +76,18 @@ void sample(const float* logits, std::int64_t vocab, const SampleRow* draws, std
 void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* draws,
                       std::int64_t num_draws, std::int32_t* tokens, float* log_probs);
 
+// copy.cu
+void copy_and_compare(const BytesCopy* pieces, std::int64_t count, std::uint32_t* differ);
+void checksum_words(const WordsPiece* pieces, std::int64_t count, std::uint32_t* sums);
+
 // optimizer.cu
 void add_f32(float* x, const float* y, std::int64_t count);
 void copy_f32(const float* x, float* y, std::int64_t count);
 void adamw(const AdamWStep&, const float* grad, float* master, float* exp_avg, float* exp_avg_sq,
            std::int64_t count);
+
+void adamw_into(const AdamWStep&, const float* grad, float* master, float* exp_avg,
+                float* exp_avg_sq, const ArenaPiece* pieces, std::int64_t num_pieces);
 
 // attention.cu
 AttentionPlan* plan_attention(Element, const AttentionShape&, const AttentionCall&);
@@ -86,7 +95,7 @@ void free_plan(AttentionPlan* plan);
 AttentionPlan* reserve_plan(std::int64_t rows, std::int64_t pages);
 void update_plan(AttentionPlan* plan, Element, const AttentionShape&, const AttentionCall&);
 void attention(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
-               void* k_blocks, void* v_blocks, void* out, float* log_sum_exp);
+               void* k_blocks, void* v_blocks, bool kv_written, void* out, float* log_sum_exp);
 void attention_backward(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                         const void* out, const void* dout, const float* log_sum_exp, void* dqkv);
 

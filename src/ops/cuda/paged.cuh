@@ -41,7 +41,7 @@ void run_paged_attention(const AttentionShape& s, const PagedCall& call) {
     CHECK_CUDA((flashinfer::BatchPrefillWithPagedKVCacheDispatched<
                 true, tile, kDim, kDim, flashinfer::PosEncodingMode::kNone, false,
                 flashinfer::MaskMode::kCausal, Variant, Params>(
-        params, partial.as<E>(), partial_sums.as<float>(), false, stream())));
+        params, partial.as<E>(), partial_sums.as<float>(), /*enable_pdl=*/true, stream())));
   };
   if (w.tile == 16)
     run(std::integral_constant<std::uint32_t, 16>{});

@@ -3,6 +3,7 @@
 #include "ops/cuda/part.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/sort.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -15,6 +16,8 @@
 
 #include "ops/cuda/attention.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/link.h"
+#include "ops/cuda/memory.h"
 
 namespace tandem::cuda {
 
@@ -67,9 +70,9 @@ void block_attention(Element e, const AttentionShape& shape, const AttentionPlan
 }  // namespace
 
 void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan, const void* qkv,
-               void* k_blocks, void* v_blocks, void* out, float* log_sum_exp) {
+               void* k_blocks, void* v_blocks, bool kv_written, void* out, float* log_sum_exp) {
   if (plan->from_blocks) {
-    write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
+    if (!kv_written) write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
     // Only a training call goes backward.
     block_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out,
                     plan->from_rows ? log_sum_exp : nullptr);
@@ -91,27 +94,6 @@ void attention_backward(Element e, const AttentionShape& shape, const AttentionP
 
 namespace {
 
-void* allocate(std::int64_t bytes) {
-  void* p = nullptr;
-  if (cudaMalloc(&p, static_cast<std::size_t>(bytes)) != cudaSuccess) {
-    cudaGetLastError();
-    // What torch's allocator keeps for later may be what is missing.
-    c10::cuda::CUDACachingAllocator::emptyCache();
-    if (cudaMalloc(&p, static_cast<std::size_t>(bytes)) != cudaSuccess) {
-      cudaGetLastError();
-      return nullptr;
-    }
-  }
-  CHECK_CUDA(cudaMemsetAsync(p, 0, static_cast<std::size_t>(bytes), stream()));
-  return p;
-}
-
-void release(void* memory) {
-  // At the end of the process the driver may be gone already.
-  cudaFree(memory);
-  cudaGetLastError();
-}
-
 void write(void* to, const void* host, std::int64_t bytes) {
   CHECK_CUDA(
       cudaMemcpyAsync(to, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream()));
@@ -126,6 +108,11 @@ void read(void* host, const void* from, std::int64_t bytes) {
 
 void zero(void* memory, std::int64_t bytes) {
   CHECK_CUDA(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), stream()));
+}
+
+void copy(void* to, const void* from, std::int64_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice,
+                             stream()));
 }
 
 void synchronize() { CHECK_CUDA(cudaStreamSynchronize(stream())); }
@@ -191,6 +178,7 @@ const CudaPart* start(int device) {
   if (properties.major != 9)
     throw std::runtime_error(std::string(properties.name) +
                              ": this build has kernels for Hopper (compute capability 9.0) alone");
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);  // torch's allocator and generator
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
   // Not the default stream: only others can be captured into graphs.
   c10::cuda::setCurrentCUDAStream(
@@ -203,13 +191,26 @@ const CudaPart* start(int device) {
           .set_exact = [](bool value) { exact = value; },
           .allocate = &allocate,
           .release = &release,
+          .give_back = &give_back,
+          .take_again = &take_again,
+          .free_bytes = &free_bytes,
           .write = &write,
           .read = &read,
           .zero = &zero,
+          .copy = &copy,
+          .copy_and_compare = &copy_and_compare,
+          .checksum_words = &checksum_words,
+          .adamw_into = &adamw_into,
+          .new_link_id = &new_link_id,
+          .open_link = &open_link,
+          .close_link = &close_link,
+          .link_exchange = &link_exchange,
+          .link_broadcast = &link_broadcast,
           .plan_attention = &plan_attention,
           .free_plan = &free_plan,
           .reserve_plan = &reserve_plan,
           .update_plan = &update_plan,
+          .finish_qkv = &finish_qkv,
           .attention = &attention,
           .attention_backward = &attention_backward,
           .add_rms_norm = &add_rms_norm,

@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 5;
+inline constexpr int kCudaPartVersion = 6;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -29,6 +29,50 @@ struct AttentionCall {
 // by all of its layers, and by its backward pass. Defined in the part.
 struct AttentionPlan;
 
+// Weights of the norms over each query and key head; null: none.
+struct HeadNorms {
+  const void *q_weight = nullptr, *k_weight = nullptr;
+  float eps = 0, offset = 0;
+};
+// See Kernels::rotary; rotary_dim 0: nothing is turned.
+struct Rotation {
+  const std::int32_t* positions = nullptr;
+  const float *cos = nullptr, *sin = nullptr;
+  std::int64_t rotary_dim = 0;
+  bool interleaved = false;
+};
+
+struct BytesCopy {
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// Words of a tensor (checksum.h), of which the first has index first_index in the whole of it.
+struct WordsPiece {
+  const void* data = nullptr;
+  std::int64_t count = 0;
+  std::int64_t first_index = 0;
+};
+
+// Where elements [begin, begin + count) of the flat parameter vector lie in a bf16 arena.
+struct ArenaPiece {
+  std::int64_t begin = 0, count = 0;
+  bf16* to = nullptr;
+};
+
+// Device memory that goes to a process of a link or comes from it.
+struct LinkPart {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+  int peer = 0;
+};
+inline constexpr std::int64_t kLinkIdBytes = 128;
+
+// The largest head that its attention kernels take. FlashInfer's take 64 and 128 in bf16, torch's
+// FlashAttention (training) multiples of 8; for the rest there is a slow kernel.
+inline constexpr std::int64_t kMaxGpuHeadDim = 256;
+
 struct CudaPart {
   int version = 0;
   int device = 0;                    // CUDA's ordinal
@@ -40,13 +84,47 @@ struct CudaPart {
   // engine agree exactly (docs/exact-gpu.md). Off at first; to be set before any work.
   void (*set_exact)(bool exact) = nullptr;
 
-  // Memory of the device; zero-filled. Null if there is not enough.
+  // Memory of the device in an address range of its own; zero-filled. Null if there is not enough.
   void* (*allocate)(std::int64_t bytes) = nullptr;
   void (*release)(void* memory) = nullptr;
+  // Of what allocate gave: the physical memory goes back to the device while the addresses stay
+  // reserved, and is taken again, zero-filled, at the same addresses (false: there is not enough).
+  // Nobody may touch the range in between.
+  void (*give_back)(void* memory) = nullptr;
+  bool (*take_again)(void* memory) = nullptr;
+  std::int64_t (*free_bytes)() = nullptr;  // of the device
   // Host memory to the device and back; both return when the copy is done.
   void (*write)(void* to, const void* host, std::int64_t bytes) = nullptr;
   void (*read)(void* host, const void* from, std::int64_t bytes) = nullptr;
   void (*zero)(void* memory, std::int64_t bytes) = nullptr;
+  // Inside the device, in the order of the stream.
+  void (*copy)(void* to, const void* from, std::int64_t bytes) = nullptr;
+  // Copies all pieces and reads the targets back; done on return. differ[piece], the host's:
+  // whether the target holds another bit than was read, 0 if not.
+  void (*copy_and_compare)(const BytesCopy* pieces, std::int64_t count,
+                           std::uint32_t* differ) = nullptr;
+  // sums[2·piece], sums[2·piece + 1], the host's: the checksum (checksum.h) of each piece.
+  void (*checksum_words)(const WordsPiece* pieces, std::int64_t count,
+                         std::uint32_t* sums) = nullptr;
+
+  // Kernels::adamw, and the rounded masters into a bf16 arena in the same pass. The pieces ascend
+  // and cover the vector.
+  void (*adamw_into)(const AdamWStep&, const float* grad, float* master, float* exp_avg,
+                     float* exp_avg_sq, const ArenaPiece* pieces,
+                     std::int64_t num_pieces) = nullptr;
+
+  // Links between the GPUs of several processes (NCCL). Rank 0 makes the id and hands it to the
+  // others. All processes call the same operations in the same order; each is done on return, or an
+  // error names it: after one the link is of no use. Parts between two ranks pair up in order.
+  void (*new_link_id)(char* id) = nullptr;
+  void* (*open_link)(const char* id, int rank, int size, double timeout_seconds) = nullptr;
+  void (*close_link)(void* link) = nullptr;
+  void (*link_exchange)(void* link, const LinkPart* sends, std::int64_t num_sends,
+                        const LinkPart* receives, std::int64_t num_receives,
+                        double timeout_seconds) = nullptr;
+  // The parts of `root` reach all others' (of equal lengths).
+  void (*link_broadcast)(void* link, const LinkPart* parts, std::int64_t num_parts, int root,
+                         double timeout_seconds) = nullptr;
 
   AttentionPlan* (*plan_attention)(Element, const AttentionShape&, const AttentionCall&) = nullptr;
   void (*free_plan)(AttentionPlan*) = nullptr;
@@ -55,11 +133,18 @@ struct CudaPart {
   AttentionPlan* (*reserve_plan)(std::int64_t rows, std::int64_t pages) = nullptr;
   void (*update_plan)(AttentionPlan*, Element, const AttentionShape&,
                       const AttentionCall&) = nullptr;
+  // Of a call whose every row is written once, and that keeps nothing for backward: norms and
+  // rotation of queries and keys, and the writes of keys and values, in one pass over the qkv rows
+  // and in place. The bits are those of norm_heads, rotary and attention's own writes.
+  void (*finish_qkv)(Element, const AttentionShape&, const AttentionPlan*, void* qkv,
+                     const HeadNorms&, const Rotation&, void* k_blocks, void* v_blocks) = nullptr;
   // out[rows, num_heads·head_dim] from qkv[rows, qkv_width]. Segments with key_rows read keys and
-  // values from those rows; others write theirs into the layer's blocks first and read the blocks.
+  // values from those rows; others write theirs into the layer's blocks first (unless that is done:
+  // kv_written) and read the blocks.
   // log_sum_exp: f32 [num_heads, rows] for backward, or null.
   void (*attention)(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
-                    void* k_blocks, void* v_blocks, void* out, float* log_sum_exp) = nullptr;
+                    void* k_blocks, void* v_blocks, bool kv_written, void* out,
+                    float* log_sum_exp) = nullptr;
   // dqkv from dout; only for plans whose segments have key_rows.
   void (*attention_backward)(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                              const void* out, const void* dout, const float* log_sum_exp,

@@ -36,6 +36,8 @@ template <class E, int N>
 __global__ void gather_rows_kernel(const E* w, std::int64_t k, const std::int32_t* ids,
                                    std::int64_t packs, E* y) {
   const std::int64_t i = item(), row_packs = k / N;
+  previous_done();
+  next_may_start();
   if (i >= packs) return;
   const std::int64_t r = i / row_packs, c = i % row_packs * N;
   *reinterpret_cast<Pack<E, N>*>(y + r * k + c) =
@@ -51,6 +53,8 @@ __global__ void rms_norm_kernel(const E* x, const E* weight, float eps, float of
   const int group = threadIdx.x / (32 * kWarps), t = threadIdx.x % (32 * kWarps);
   const std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kRows + group;
   const bool live = r < rows;
+  previous_done();
+  next_may_start();
   float sum = 0;
   for (std::int64_t i = t * N; live && i < width; i += kStep) {
     float v[N];
@@ -126,12 +130,18 @@ __global__ void rotary_kernel(E* x, std::int64_t row_stride, std::int64_t heads,
   E* low = x + r * row_stride + h * head_dim + (kInterleaved ? 2 * i : i);
   E* high = low + (kInterleaved ? 1 : half);
   const std::int64_t at = positions[r] * half + i;
-  const float a = to_float(*low), b = to_float(*high), c = cos[at], s = sin[at] * sign;
-  *low = from_float<E>(a * c - b * s);
-  *high = from_float<E>(b * c + a * s);
+  float a = to_float(*low), b = to_float(*high);
+  turn(a, b, cos[at], sin[at] * sign);
+  *low = from_float<E>(a);
+  *high = from_float<E>(b);
 }
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+// What bf16 keeps of it the fast exponential gives too.
+template <class E>
+__device__ inline float sigmoid(float x) {
+  if constexpr (sizeof(E) == 4) return 1.0f / (1.0f + expf(-x));
+  return 1.0f / (1.0f + __expf(-x));
+}
 
 // Both activations are x·sigmoid(z(x)), as on the CPU (kernels/rowwise.h).
 struct Silu {
@@ -151,13 +161,15 @@ void with_activation(Activation activation, F&& f) {
 template <class E, int N, class Act>
 __global__ void gate_mul_kernel(const E* x, E* y, std::int64_t packs, std::int64_t width) {
   const std::int64_t p = item(), row_packs = width / N;
+  previous_done();
+  next_may_start();
   if (p >= packs) return;
   const std::int64_t r = p / row_packs, i = p % row_packs * N;
   float g[N], u[N];
   load<N>(x + r * 2 * width + i, g);
   load<N>(x + r * 2 * width + width + i, u);
 #pragma unroll
-  for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid(Act::z(g[j])) * u[j];
+  for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid<E>(Act::z(g[j])) * u[j];
   store<N>(y + r * width + i, g);
 }
 
@@ -173,7 +185,7 @@ __global__ void gate_mul_dx_kernel(const E* dy, const E* x, E* dx, std::int64_t 
   load<N>(dy + r * width + i, d);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const float x = g[j], s = sigmoid(Act::z(x)), act = x * s;
+    const float x = g[j], s = sigmoid<E>(Act::z(x)), act = x * s;
     g[j] = d[j] * u[j] * (s + act * (1.0f - s) * Act::dz(x));
     u[j] = d[j] * act;
   }
@@ -227,11 +239,10 @@ void gather_rows(Element e, const void* w, std::int64_t k, const std::int32_t* i
   with_element(e, [&](auto element) {
     using E = decltype(element);
     with_pack<E>(k, {w, y}, [&](auto n) {
-      gather_rows_kernel<E, n><<<blocks_for(rows * k / n), kThreads, 0, stream()>>>(
-          static_cast<const E*>(w), k, ids, rows * k / n, static_cast<E*>(y));
+      chained(&gather_rows_kernel<E, n>, blocks_for(rows * k / n), kThreads,
+              static_cast<const E*>(w), k, ids, rows * k / n, static_cast<E*>(y));
     });
   });
-  CHECK_LAUNCH("gather_rows");
 }
 
 void rms_norm(Element e, const void* x, const void* weight, float eps, float offset, void* y,
@@ -241,14 +252,12 @@ void rms_norm(Element e, const void* x, const void* weight, float eps, float off
     using E = decltype(element);
     with_pack<E>(width, {x, weight, y}, [&](auto n) {
       with_row_warps(width, [&](auto warps) {
-        const auto blocks = static_cast<unsigned>(ceil_div(rows, kThreads / (32 * warps)));
-        rms_norm_kernel<E, n, warps><<<blocks, kThreads, 0, stream()>>>(
-            static_cast<const E*>(x), static_cast<const E*>(weight), eps, offset,
-            static_cast<E*>(y), rstd, rows, width);
+        chained(&rms_norm_kernel<E, n, warps>, ceil_div(rows, kThreads / (32 * warps)), kThreads,
+                static_cast<const E*>(x), static_cast<const E*>(weight), eps, offset,
+                static_cast<E*>(y), rstd, rows, width);
       });
     });
   });
-  CHECK_LAUNCH("rms_norm");
 }
 
 void rms_norm_dx(Element e, const void* dy, const void* x, const void* weight, float offset,
@@ -290,13 +299,11 @@ void gate_mul(Element e, Activation activation, const void* x, void* y, std::int
     using E = decltype(element);
     with_pack<E>(width, {x, y}, [&](auto n) {
       with_activation(activation, [&](auto act) {
-        gate_mul_kernel<E, n, decltype(act)>
-            <<<blocks_for(rows * width / n), kThreads, 0, stream()>>>(
+        chained(&gate_mul_kernel<E, n, decltype(act)>, blocks_for(rows * width / n), kThreads,
                 static_cast<const E*>(x), static_cast<E*>(y), rows * width / n, width);
       });
     });
   });
-  CHECK_LAUNCH("gate_mul");
 }
 
 void gate_mul_dx(Element e, Activation activation, const void* dy, const void* x, void* dx,

@@ -1,0 +1,158 @@
+// Device memory in reserved address ranges (CUDA's virtual memory management): the physical memory
+// behind a range can be given back and taken again at the same address, so that captured graphs and
+// pointers stay right. The driver's functions are looked up at run time, so that the part links
+// without libcuda. Invariant: what `ranges` lists is reserved, and mapped unless given back.
+#include "ops/cuda/memory.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda.h>
+
+#include <map>
+#include <mutex>
+
+#include "ops/cuda/device.h"
+
+namespace tandem::cuda {
+namespace {
+
+template <class F>
+F* driver(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  CHECK_CUDA(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result));
+  if (result != cudaDriverEntryPointSuccess || !function)
+    throw std::runtime_error(std::string("CUDA driver: it has no ") + name);
+  return reinterpret_cast<F*>(function);
+}
+
+struct Driver {
+  decltype(&cuMemGetAllocationGranularity) granularity =
+      driver<decltype(cuMemGetAllocationGranularity)>("cuMemGetAllocationGranularity");
+  decltype(&cuMemAddressReserve) reserve =
+      driver<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
+  decltype(&cuMemAddressFree) unreserve = driver<decltype(cuMemAddressFree)>("cuMemAddressFree");
+  decltype(&cuMemCreate) create = driver<decltype(cuMemCreate)>("cuMemCreate");
+  decltype(&cuMemRelease) release = driver<decltype(cuMemRelease)>("cuMemRelease");
+  decltype(&cuMemMap) map = driver<decltype(cuMemMap)>("cuMemMap");
+  decltype(&cuMemUnmap) unmap = driver<decltype(cuMemUnmap)>("cuMemUnmap");
+  decltype(&cuMemSetAccess) set_access = driver<decltype(cuMemSetAccess)>("cuMemSetAccess");
+};
+const Driver& cu() {
+  static const Driver made;
+  return made;
+}
+
+void check_driver(CUresult code, const char* call) {
+  if (code != CUDA_SUCCESS)
+    throw std::runtime_error(std::string("CUDA driver: ") + call + ": error " +
+                             std::to_string(static_cast<int>(code)));
+}
+
+struct Range {
+  std::size_t bytes = 0;
+  CUmemGenericAllocationHandle physical = 0;  // 0: given back
+};
+
+std::mutex guard;
+std::map<CUdeviceptr, Range> ranges;
+
+CUmemAllocationProp properties() {
+  int device = 0;
+  CHECK_CUDA(cudaGetDevice(&device));
+  CUmemAllocationProp p{};
+  p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  p.location.id = device;
+  return p;
+}
+
+// Physical memory behind the range; false if there is not enough even once torch's allocator has
+// given back what it keeps for later.
+bool map_range(CUdeviceptr at, Range& range) {
+  const CUmemAllocationProp p = properties();
+  CUresult made = cu().create(&range.physical, range.bytes, &p, 0);
+  if (made == CUDA_ERROR_OUT_OF_MEMORY) {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    made = cu().create(&range.physical, range.bytes, &p, 0);
+  }
+  if (made == CUDA_ERROR_OUT_OF_MEMORY) {
+    range.physical = 0;
+    return false;
+  }
+  check_driver(made, "cuMemCreate");
+  check_driver(cu().map(at, range.bytes, 0, range.physical, 0), "cuMemMap");
+  CUmemAccessDesc access{};
+  access.location = p.location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  check_driver(cu().set_access(at, range.bytes, &access, 1), "cuMemSetAccess");
+  return true;
+}
+
+void unmap_range(CUdeviceptr at, Range& range) {
+  if (!range.physical) return;
+  cu().unmap(at, range.bytes);
+  cu().release(range.physical);
+  range.physical = 0;
+}
+
+void fill_with_zeros(void* memory, std::size_t bytes) {
+  CHECK_CUDA(cudaMemsetAsync(memory, 0, bytes, stream()));
+}
+
+}  // namespace
+
+void* allocate(std::int64_t bytes) {
+  const CUmemAllocationProp p = properties();
+  std::size_t grain = 0;
+  check_driver(cu().granularity(&grain, &p, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+               "cuMemGetAllocationGranularity");
+  Range range;
+  range.bytes = (static_cast<std::size_t>(bytes) + grain - 1) / grain * grain;
+  CUdeviceptr at = 0;
+  check_driver(cu().reserve(&at, range.bytes, 0, 0, 0), "cuMemAddressReserve");
+  if (!map_range(at, range)) {
+    cu().unreserve(at, range.bytes);
+    return nullptr;
+  }
+  const std::lock_guard lock(guard);
+  ranges.emplace(at, range);
+  auto* memory = reinterpret_cast<void*>(at);
+  fill_with_zeros(memory, range.bytes);
+  return memory;
+}
+
+// At the end of the process the driver may be gone already, so nothing is checked.
+void release(void* memory) {
+  const std::lock_guard lock(guard);
+  const auto found = ranges.find(reinterpret_cast<CUdeviceptr>(memory));
+  if (found == ranges.end()) return;
+  cudaDeviceSynchronize();
+  unmap_range(found->first, found->second);
+  cu().unreserve(found->first, found->second.bytes);
+  ranges.erase(found);
+  cudaGetLastError();
+}
+
+void give_back(void* memory) {
+  const std::lock_guard lock(guard);
+  const auto found = ranges.find(reinterpret_cast<CUdeviceptr>(memory));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  unmap_range(found->first, found->second);
+}
+
+bool take_again(void* memory) {
+  const std::lock_guard lock(guard);
+  const auto found = ranges.find(reinterpret_cast<CUdeviceptr>(memory));
+  if (found->second.physical) return true;
+  if (!map_range(found->first, found->second)) return false;
+  fill_with_zeros(memory, found->second.bytes);
+  return true;
+}
+
+std::int64_t free_bytes() {
+  std::size_t free = 0, total = 0;
+  CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return static_cast<std::int64_t>(free);
+}
+
+}  // namespace tandem::cuda

@@ -16,7 +16,7 @@ namespace {
 
 // c10d's flight recorder writes into a map without a lock, so groups on different threads of a
 // process break it. It is off before the first group is built; nothing here reads it.
-const bool kRecorderIsOff = ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
+[[maybe_unused]] const bool kRecorderIsOff = ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 at::Tensor byte_tensor(const std::byte* data, std::size_t size) {
   // c10d takes inputs as mutable tensors too; it only reads them.

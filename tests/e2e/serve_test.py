@@ -15,6 +15,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+QUESTION = "Name three colors that one can see in a rainbow, one on each line, and nothing else."  # over a block
 faults = []
 
 
@@ -62,24 +63,24 @@ def main() -> None:
     check(server.port > 0, f"listens on port {server.port}")
     greedy = {"temperature": 0, "max_new_tokens": 24}
 
-    first = server.generate("Name three colors.", **greedy)
+    first = server.generate(QUESTION, **greedy)
     meta = first["meta_info"]
     check(len(first["text"]) > 0 and len(first["output_ids"]) == meta["completion_tokens"], f"answers: {first['text']!r}")
     check(len(meta["output_token_logprobs"]) == meta["completion_tokens"], "one log-probability a token")
-    again = server.generate("Name three colors.", **greedy)
+    again = server.generate(QUESTION, **greedy)
     check(again["meta_info"]["cached_tokens"] >= 16, f"{again['meta_info']['cached_tokens']} tokens known again")
     check(again["meta_info"]["output_token_logprobs"] == meta["output_token_logprobs"], "and the same bits")
 
     # A stop that lies across tokens: from inside the second token's text to inside the fourth's.
     text = first["text"]
     stop = text[len(text) // 3:len(text) // 3 + 4]
-    cut = server.generate("Name three colors.", stop=[stop, "never there"], **greedy)
+    cut = server.generate(QUESTION, stop=[stop, "never there"], **greedy)
     check(cut["text"] == text[:text.find(stop)], f"stops before {stop!r}: {cut['text']!r}")
     check(cut["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}, "and says so")
     ids = cut["output_ids"]
     check(ids == first["output_ids"][:len(ids)] and len(cut["meta_info"]["output_token_logprobs"]) == len(ids),
           "ids and log-probabilities stay whole")
-    kept = server.generate("Name three colors.", stop=stop, no_stop_trim=True, **greedy)
+    kept = server.generate(QUESTION, stop=stop, no_stop_trim=True, **greedy)
     check(stop in kept["text"], "no_stop_trim keeps it")
 
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "max_new_tokens": 16, "sampling_seed": 7}
@@ -91,7 +92,7 @@ def main() -> None:
     check(answers[-1]["output_ids"] == whole["output_ids"] and answers[-1]["text"] == whole["text"],
           f"and equals the whole answer: {whole['text']!r}")
     check(all(b["text"].startswith(a["text"]) for a, b in zip(answers[:-2], answers[1:-1])), "its text only grows")
-    only = server.generate("Name three colors.", temperature=1, top_k=1, max_new_tokens=24)
+    only = server.generate(QUESTION, temperature=1, top_k=1, max_new_tokens=24)
     check(only["output_ids"] == first["output_ids"], "top_k 1 is greedy")
     never = server.generate("Hi", temperature=0, max_new_tokens=60, min_new_tokens=60)
     check(never["meta_info"]["completion_tokens"] == 60, "min_new_tokens keeps an answer going")

@@ -20,6 +20,7 @@
 #include "driver/evaluate.h"
 #include "driver/memory_plan.h"
 #include "driver/placement.h"
+#include "driver/prompt_options.h"
 #include "driver/resume.h"
 #include "driver/rewards.h"
 #include "driver/rollout.h"
@@ -70,7 +71,6 @@ class DryRun {
   void check_folders();
   void check_free_space(const std::string& folder);
   void check_load();
-  PromptFileOptions train_options() const;
 
   Config config_;
   bool sound_;  // the flags have no faults: derived values can be trusted
@@ -108,26 +108,13 @@ void DryRun::check_helper() {
   if (!answers) tokenizer_.reset();
 }
 
-PromptFileOptions DryRun::train_options() const {
-  const DataConfig& d = config_.data;
-  return {.path = d.prompt_data,
-          .input_key = d.input_key,
-          .label_key = d.label_key,
-          .metadata_key = d.metadata_key,
-          .tool_key = d.tool_key,
-          .apply_chat_template = d.apply_chat_template,
-          .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
-          .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0),
-          .skip_bad_rows = true,
-          .first_rows = kFirstRows};
-}
-
 // All rows are taken apart and their labels tried; the first are templated and tokenised.
 void DryRun::check_set(const std::string& label, PromptFileOptions options) {
   const std::string file = prompt_file(options.path);
   if (!tokenizer_ || !fs::is_regular_file(file)) return;
   attempt([&] {
     options.first_rows = 0;
+    options.skip_bad_rows = true;  // all of them are told
     PromptRows rows = read_prompt_rows(options);
     const bool skipped = config_.data.skip_bad_rows;
     for (std::size_t i = 0; i < std::min(rows.bad.size(), skipped ? 0 : kShownFaults); ++i)
@@ -162,16 +149,10 @@ void DryRun::check_set(const std::string& label, PromptFileOptions options) {
 }
 
 void DryRun::check_prompts() {
-  check_set("prompts", train_options());
-  const EvaluateConfig& e = config_.evaluate;
-  for (std::size_t i = 0; i + 1 < e.eval_prompt_data.size(); i += 2) {
-    PromptFileOptions options = train_options();
-    options.path = e.eval_prompt_data[i + 1];
-    if (!e.eval_input_key.empty()) options.input_key = e.eval_input_key;
-    if (!e.eval_label_key.empty()) options.label_key = e.eval_label_key;
-    options.max_prompt_tokens = e.eval_max_prompt_len.value_or(options.max_prompt_tokens);
-    check_set("evaluation", std::move(options));
-  }
+  check_set("prompts", train_prompt_options(config_));
+  const std::vector<std::string>& sets = config_.evaluate.eval_prompt_data;
+  for (std::size_t i = 0; i + 1 < sets.size(); i += 2)
+    check_set("evaluation", evaluation_prompt_options(config_, sets[i + 1]));
 }
 
 // Users' functions are loaded, each in a process of its own, and not called.

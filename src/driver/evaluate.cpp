@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "driver/metrics.h"
+#include "driver/prompt_options.h"
 #include "driver/sampling.h"
 
 namespace tandem {
@@ -24,18 +25,7 @@ std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerP
   std::vector<EvaluationSet> sets;
   for (std::size_t i = 0; i + 1 < e.eval_prompt_data.size(); i += 2) {
     const std::string& path = e.eval_prompt_data[i + 1];
-    const PromptSet set = load_prompts(
-        {.path = path,
-         .input_key = e.eval_input_key.empty() ? config.data.input_key : e.eval_input_key,
-         .label_key = e.eval_label_key.empty() ? config.data.label_key : e.eval_label_key,
-         .metadata_key = config.data.metadata_key,
-         .tool_key = config.data.tool_key,
-         .apply_chat_template = config.data.apply_chat_template,
-         .apply_chat_template_kwargs = config.data.apply_chat_template_kwargs,
-         .max_prompt_tokens =
-             e.eval_max_prompt_len.value_or(config.rollout.rollout_max_prompt_len.value_or(0)),
-         .skip_bad_rows = config.data.skip_bad_rows},
-        tokenizer);
+    const PromptSet set = load_prompts(evaluation_prompt_options(config, path), tokenizer);
     if (rule) check_labels(path, set.prompts, *rule);
     TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], path);
     sets.push_back({.name = e.eval_prompt_data[i], .prompts = set.prompts, .samples = {}});

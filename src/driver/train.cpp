@@ -35,6 +35,7 @@
 #include "driver/interrupt.h"
 #include "driver/metrics.h"
 #include "driver/placement.h"
+#include "driver/prompt_options.h"
 #include "driver/records.h"
 #include "driver/resume.h"
 #include "driver/rollout.h"
@@ -97,7 +98,7 @@ class TrainLoop {
 
   void load_data();
   void restore_data();
-  void size_kv_cache();
+  void size_kv_cache(const ModelConfig& model);
   void restore_ranks();
   bool all_done() const { return first_ >= *config_.data.num_rollout; }
   bool step(std::int64_t id);
@@ -177,17 +178,7 @@ class TrainLoop {
 
 void TrainLoop::load_data() {
   const DataConfig& d = config_.data;
-  const PromptSet set =
-      load_prompts({.path = d.prompt_data,
-                    .input_key = d.input_key,
-                    .label_key = d.label_key,
-                    .metadata_key = d.metadata_key,
-                    .tool_key = d.tool_key,
-                    .apply_chat_template = d.apply_chat_template,
-                    .apply_chat_template_kwargs = d.apply_chat_template_kwargs,
-                    .max_prompt_tokens = config_.rollout.rollout_max_prompt_len.value_or(0),
-                    .skip_bad_rows = d.skip_bad_rows},
-                   tokenizer_);
+  const PromptSet set = load_prompts(train_prompt_options(config_), tokenizer_);
   if (rewards_.rule()) check_labels(d.prompt_data, set.prompts, *rewards_.rule());
   prompts_ = set.prompts;
   if (config_.debug.debug_train_only)
@@ -233,12 +224,11 @@ void TrainLoop::restore_data() {
 
 // Room for max_running_requests samples of the longest prompt and answer, unless given. Every
 // prompt must fit the model, and one sample the cache: said now, not at the step that draws it.
-void TrainLoop::size_kv_cache() {
+void TrainLoop::size_kv_cache(const ModelConfig& model) {
   if (config_.debug.debug_train_only) {
     config_.engine.kv_cache_tokens = 16;
     return;
   }
-  const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
   const std::int64_t context = model.max_position_embeddings;
   std::size_t prompt = 0;
   for (const Prompt& p : prompts_) prompt = std::max(prompt, p.ids.size());
@@ -283,8 +273,9 @@ bool TrainLoop::open() {
   load_data();
   restore_data();
   if (all_done() && config_.checkpoint.save_hf.empty() && !owes_evaluation()) return false;
-  check_engine_width(config_.cluster, read_model_config(config_.model.hf_checkpoint));
-  size_kv_cache();
+  const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
+  check_engine_width(config_.cluster, model);
+  size_kv_cache(model);
   if (first_ > 0)
     for (const auto& line : config_changes(resume_->run.config, config_))
       TD_LOG(warn, "differs from the saved run: {}", line);

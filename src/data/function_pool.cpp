@@ -46,13 +46,10 @@ std::string FunctionPool::last_errors() const {
 }
 
 void FunctionPool::start(Worker& worker) {
-  check_interpreter(options_.place, options_.name);
-  SpawnOptions spawn;
-  spawn.argv = {options_.place.interpreter, "-m", "tandem.function_helper", "--memory-limit-mb",
-                std::to_string(options_.memory_limit_mb)};
-  spawn.env = {{"PYTHONPATH", python_search_path(options_.place)}};
-  spawn.in = spawn.out = Stream::pipe;
-  spawn.err = options_.log_path.empty() ? Stream::null : Stream::log;
+  SpawnOptions spawn =
+      python_spawn(options_.place, options_.name, "tandem.function_helper",
+                   {"--memory-limit-mb", std::to_string(options_.memory_limit_mb)});
+  if (!options_.log_path.empty()) spawn.err = Stream::log;
   spawn.log_path = options_.log_path;
   std::string why;
   while (failed_starts_ < kMaxFailedStarts) {
@@ -185,12 +182,9 @@ double FunctionPool::next_deadline() const {
 std::vector<FunctionResult> FunctionPool::poll(Deadline deadline) {
   std::vector<FunctionResult> results;
   while (true) {
-    feed();
     read_all(results);
+    feed();  // also what a process that is gone left behind
     if (!results.empty() || open_ == 0 || deadline.expired()) return results;
-    const bool again = !waiting_.empty() && std::any_of(workers_.begin(), workers_.end(),
-                                                        [](const Worker& w) { return !w.process; });
-    if (again) continue;  // a process is gone and its calls wait for the next one
     std::vector<pollfd> descriptors;
     for (const Worker& worker : workers_)
       if (worker.process && !worker.running.empty())

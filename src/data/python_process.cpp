@@ -25,19 +25,22 @@ PythonPlace project_python() {
   return {(project / ".venv/bin/python").string(), (project / "python").string()};
 }
 
-std::string python_search_path(const PythonPlace& place) {
-  std::string path = place.module_folder;
-  if (const char* outer = std::getenv("PYTHONPATH"); outer && *outer) {
-    path.append(":").append(outer);
-  }
-  return path;
-}
-
-void check_interpreter(const PythonPlace& place, std::string_view who) {
+SpawnOptions python_spawn(const PythonPlace& place, std::string_view who, const std::string& module,
+                          const std::vector<std::string>& arguments) {
   TD_CHECK(::access(place.interpreter.c_str(), X_OK) == 0,
            "{}: the {} needs this Python interpreter and cannot run it: {}; run scripts/setup.sh, "
            "which makes the project's .venv",
            place.interpreter, who, errno_text(errno));
+  SpawnOptions spawn;
+  spawn.argv = {place.interpreter, "-m", module};
+  spawn.argv.insert(spawn.argv.end(), arguments.begin(), arguments.end());
+  std::string path = place.module_folder;
+  if (const char* outer = std::getenv("PYTHONPATH"); outer && *outer)
+    path.append(":").append(outer);
+  spawn.env = {{"PYTHONPATH", path}};
+  spawn.in = spawn.out = Stream::pipe;
+  spawn.err = Stream::null;
+  return spawn;
 }
 
 PythonProcess::PythonProcess(PythonProcessOptions options)
@@ -52,12 +55,8 @@ PythonProcess::PythonProcess(PythonProcessOptions options)
 PythonProcess::~PythonProcess() { stop(kStopGraceSeconds); }
 
 void PythonProcess::start() {
-  check_interpreter(options_.place, options_.name);
-  SpawnOptions spawn;
-  spawn.argv = {options_.place.interpreter, "-m", options_.module};
-  spawn.argv.insert(spawn.argv.end(), options_.arguments.begin(), options_.arguments.end());
-  spawn.env = {{"PYTHONPATH", python_search_path(options_.place)}};
-  spawn.in = spawn.out = Stream::pipe;
+  SpawnOptions spawn =
+      python_spawn(options_.place, options_.name, options_.module, options_.arguments);
   spawn.err = Stream::log;
   spawn.log_path = log_path_;
   process_.emplace(Process::spawn(spawn));

@@ -31,10 +31,11 @@ struct PythonPlace {
 // <project>/python. Nothing is checked here; a missing interpreter is named by the first call.
 PythonPlace project_python();
 
-// The helpers' modules, then what PYTHONPATH names already.
-std::string python_search_path(const PythonPlace& place);
-// Error naming the interpreter if it cannot be run.
-void check_interpreter(const PythonPlace& place, std::string_view who);
+// How `python -m module arguments…` is started with pipes at its standard input and output; modules
+// are found in the place's folder, then where PYTHONPATH says. Its standard error is dropped until
+// the caller says otherwise. Error naming `who` and the interpreter if that cannot be run.
+SpawnOptions python_spawn(const PythonPlace& place, std::string_view who, const std::string& module,
+                          const std::vector<std::string>& arguments);
 
 struct PythonProcessOptions {
   std::string name;    // "tokenizer", for messages

@@ -27,7 +27,6 @@ void say(std::string_view label, fmt::format_string<Args...> text, Args&&... arg
 std::string size_text(std::uint64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
 
 // ---- tensors
-// ---------------------------------------------------------------------------------------------------
 
 void inspect_tensors(const std::string& path, const SafetensorsHeader& header) {
   say("tensors", "{} in {}", header.entries.size(), size_text(fs::file_size(path)));
@@ -42,7 +41,6 @@ void inspect_tensors(const std::string& path, const SafetensorsHeader& header) {
 }
 
 // ---- rollouts
-// --------------------------------------------------------------------------------------------------
 
 void inspect_rollout(const std::string& path) {
   constexpr std::size_t kShownSamples = 3;
@@ -84,7 +82,6 @@ void inspect_rollout(const std::string& path) {
 }
 
 // ---- checkpoints
-// -----------------------------------------------------------------------------------------------
 
 void inspect_checkpoint(const std::string& folder) {
   const CheckpointState state = read_checkpoint(folder);
@@ -138,7 +135,6 @@ void inspect_checkpoints(const std::string& root) {
 }
 
 // ---- runs
-// ------------------------------------------------------------------------------------------------------
 
 std::vector<Json> read_rows(const std::string& path) {
   std::vector<Json> rows;
@@ -239,8 +235,7 @@ void inspect(const std::string& path) {
 int command_inspect(const std::vector<std::string>& words) {
   constexpr const char* kUsage =
       "usage: tandem inspect PATH\n\nPATH: a run's folder, a file of its rollouts/, a checkpoint "
-      "or "
-      "a folder of them,\na model folder, any safetensors file.\n";
+      "or a folder of them,\na model folder, any safetensors file.\n";
   if (words.size() == 1 && (words[0] == "--help" || words[0] == "-h")) {
     fmt::print("{}", kUsage);
     return 0;

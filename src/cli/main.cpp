@@ -37,11 +37,13 @@ constexpr const char* kUsage = R"(usage: tandem COMMAND [flags]
 // busy cores. 2,000 turns cost nothing on quiet ones. libgomp reads this when it is loaded, so a
 // command that computes in this process begins once more; ranks inherit it. What the user has set
 // stays.
-void limit_spinning(const std::string& command, char** argv) {
+void limit_spinning(const std::vector<std::string>& words, char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   ::setenv("GOMP_SPINCOUNT", "2000", 1);
+  if (words.size() > 1 && (words[1] == "--help" || words[1] == "-h"))
+    return;  // nothing is computed
   for (const char* here : {"generate", "score", "serve", "selftest"})
-    if (command == here) ::execv("/proc/self/exe", argv);  // returns only if it cannot: go on then
+    if (words.front() == here) ::execv("/proc/self/exe", argv);  // returns only if it cannot
 }
 
 int dispatch(const std::string& command, const std::vector<std::string>& words) {
@@ -81,7 +83,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "{}", kUsage);
     return 2;
   }
-  limit_spinning(words.front(), argv);
+  limit_spinning(words, argv);
   try {
     return finish_output(words.front(), dispatch(words.front(), {words.begin() + 1, words.end()}));
   } catch (const tandem::UsageError& e) {

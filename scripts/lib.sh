@@ -224,11 +224,9 @@ build_jobs() {
   echo $((cores < by_memory ? cores : by_memory))
 }
 
-# build TARGET: configures preset dev if that was not done, then builds what changed.
+# build TARGET [strict]: configures a preset, dev or the one named, then builds what changed. What
+# was configured strict stays so.
 build() {
-  local strict=ON
-  # Warnings are errors where the compiler is the one we test with.
-  grep -qs '^VERSION_ID="12"' /etc/os-release || strict=OFF
-  cmake --preset dev -DTANDEM_WERROR=$strict
+  cmake --preset "${2:-dev}"
   cmake --build build --target "$1" -j "$(build_jobs)"
 }

@@ -2,24 +2,26 @@
 # Makes a bare Debian 12 ready: system packages, .venv, the demo model and the program in build/.
 # Each step is skipped when done, works offline once done, and can be interrupted and called again.
 #
-#   scripts/setup.sh [--oracle] [--cuda] [--all] [--no-build] [--no-packages]
+#   scripts/setup.sh [--oracle] [--cuda] [--all] [--strict] [--no-build] [--no-packages]
 #
 #   --oracle       also make .venv-oracle (transformers and its needs) for the oracle tests
 #   --cuda         also build the part for NVIDIA GPUs, all in build-cuda/: needs nvcc 13 (no GPU)
 #   --all          build the tests and benchmarks too, not only the program
+#   --strict       warnings are errors (Debian 12's compiler alone is free of them); CI wants that
 #   --no-build     stop before the build
 #   --no-packages  leave system packages alone
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-oracle=no cuda=no target=td_cli packages=yes
+oracle=no cuda=no target=td_cli preset=dev packages=yes
 for argument in "$@"; do
   case "$argument" in
     --oracle) oracle=yes ;;
     --cuda) cuda=yes ;;
     --all) target=all ;;
+    --strict) preset=strict ;;
     --no-build) target=none ;;
     --no-packages) packages=no ;;
-    *) fail "'$argument': unknown; known are --oracle, --cuda, --all, --no-build, --no-packages" ;;
+    *) fail "'$argument': unknown; known are --oracle, --cuda, --all, --strict, --no-build, --no-packages" ;;
   esac
 done
 
@@ -66,6 +68,6 @@ fi
 
 if [ $target != none ]; then
   say "Build ($(build_jobs) jobs; about 10 minutes on two cores the first time)"
-  build "$target"
+  build "$target" $preset
   [ $cuda = no ] || build_cuda "$target"
 fi

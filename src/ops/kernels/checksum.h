@@ -38,6 +38,11 @@ struct Sum8 {
     b += (t ^ t >> 16) * 0x85ebca6bu;
   }
 };
+// The sums so far of eight rows or words, whose keys stand `step` apart: none.
+inline Sum8 no_words(std::uint32_t first_key, std::uint32_t step) {
+  const U8 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+  return {.keys = lane * step + first_key, .a = U8{}, .b = U8{}};
+}
 // Past the caches: what is written is not read again here. p is 32-byte aligned.
 inline void stream_words(std::uint32_t* p, const U8& words) {
 #if defined(__AVX2__)
@@ -91,10 +96,10 @@ void sum_panels(const void* from, void* to, std::int64_t k, std::int64_t row_beg
   std::uint32_t a = 0, b = 0;
 #pragma omp parallel for schedule(dynamic, 4) reduction(+ : a, b)
   for (std::int64_t p = first; p < last; ++p) {
-    Sum8 s[2] = {};
-    for (std::int64_t r = 0; r < 16; ++r)
-      s[r / 8].keys[r % 8] =
-          static_cast<std::uint32_t>((first_row + p * 16 + r - row_begin) * words) * kIndexKey;
+    const std::uint32_t row_key = static_cast<std::uint32_t>(words) * kIndexKey;
+    const std::uint32_t first_key =
+        static_cast<std::uint32_t>(first_row + p * 16 - row_begin) * row_key;
+    Sum8 s[2] = {no_words(first_key, row_key), no_words(first_key + 8 * row_key, row_key)};
     sum_panel<kCopies>(source + p * stride, kCopies ? target + p * stride : nullptr, words,
                        last_mask<E>(k), s[0], s[1]);
     for (std::int64_t r = 0; r < 16; ++r) {
@@ -123,9 +128,7 @@ void copy_panels(const void* from, void* to, std::int64_t k, std::int64_t rows,
 inline void sum_words(const void* x, std::int64_t count, std::int64_t index, std::uint32_t mask,
                       std::uint32_t* sums) {
   const auto* bytes = static_cast<const std::byte*>(x);
-  Sum8 s{};
-  for (std::int64_t i = 0; i < 8; ++i)
-    s.keys[i] = static_cast<std::uint32_t>(index + i) * kIndexKey;
+  Sum8 s = no_words(static_cast<std::uint32_t>(index) * kIndexKey, kIndexKey);
   for (std::int64_t at = 0; at < count; at += 8, s.keys += 8 * kIndexKey) {
     const std::int64_t n = std::min<std::int64_t>(8, count - at);
     U8 words{};

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -48,6 +49,13 @@ void reset_peak_memory() {
   if (!fd) return;
   const ssize_t ignored = ::write(fd.get(), "5", 1);
   static_cast<void>(ignored);
+}
+
+void keep_free_memory() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+#endif
 }
 
 void return_free_memory() {

@@ -20,6 +20,11 @@ ProcessMemory process_memory(pid_t pid = 0);
 // ever.
 void reset_peak_memory();
 
+// From here on free pages stay with the heap until return_free_memory(), instead of going back to
+// the system and being cleared anew each time that the top of the heap shrinks and grows. For a
+// process whose work frees and takes the same large blocks over and over.
+void keep_free_memory();
+
 // Gives the heap's free pages back to the system. After work whose blocks were many and large: what
 // is left free between those that stay would not fit the next round's and pile up.
 void return_free_memory();

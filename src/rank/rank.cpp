@@ -367,6 +367,7 @@ int run_rank(const std::vector<std::string>& arguments) {
   start_log({.role = fmt::format("rank {}", assignment.rank), .level = config.logging.log_level});
   // Ctrl-C at a terminal reaches the whole process group; the driver decides when the rank ends.
   std::signal(SIGINT, SIG_IGN);
+  keep_free_memory();
   TD_LOG(info, "{}", start_compute(config.compute));
   RankProcess rank(config, assignment, input.token);
   rank.serve(announce_fd);

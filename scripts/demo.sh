@@ -25,6 +25,8 @@ flags=(
   "--rollout-max-response-len 16"
   "--rollout-temperature 1"
   "--lr 1e-5"
+  "--lr-decay-style cosine"
+  "--lr-decay-iters 60"
   "--adam-beta1 0.9"
   "--adam-beta2 0.95"
   "--clip-grad 1.0"

@@ -31,8 +31,9 @@ class Demo(unittest.TestCase):
             "--eval-prompt-data", "addition", ROOT / "examples/addition/eval.jsonl",
             "--num-rollout", "10", "--rollout-batch-size", "8", "--n-samples-per-prompt", "8",
             "--rollout-max-response-len", "16", "--rollout-temperature", "1", "--lr", "1e-5",
-            "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--clip-grad", "1.0",
-            *DEVICE_FLAGS, "--run-dir", folder / "run"]
+            "--lr-decay-style", "cosine", "--lr-decay-iters", "60",
+            "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--clip-grad", "1.0", *DEVICE_FLAGS,
+            "--run-dir", folder / "run"]
         done = subprocess.run([str(w) for w in command], capture_output=True, text=True, timeout=1100)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]

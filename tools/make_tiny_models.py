@@ -63,6 +63,16 @@ MODELS = {
         "tie_word_embeddings": False, "torch_dtype": "float32", "hidden_act": "silu",
         "bos_token_id": 1, "eos_token_id": 2,
     },
+    # For tensor parallelism: four ranks share two key/value heads, each has 6 columns of o_proj and 11
+    # of down_proj.
+    "llama_parallel": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
+        "hidden_size": 28, "intermediate_size": 44, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "attention_bias": True,
+        "mlp_bias": True, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "rope_scaling": None, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+    },
     "qwen2": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 103,
         "hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2,

@@ -14,13 +14,19 @@ std::int64_t columns(const ArenaLayout& layout, const ArenaEntry& e) {
   return layout.storages[e.storage].cols;
 }
 
-// A vector is one row in the arena and `cols` rows of one element in the file.
+// A vector is one row in the arena and `cols` rows of one element in the file; of rows that are cut
+// by columns the file holds more.
 void read_rows(const HfFolder& folder, const ArenaLayout& layout, const ArenaEntry& e,
                std::int64_t row, std::int64_t rows, float* out) {
   if (e.hf_shape.size() == 1 && layout.storages[e.storage].rows == 1)
-    folder.read_f32(e.hf_name, 0, e.hf_shape[0], out);
-  else
-    folder.read_f32(e.hf_name, e.global_row + row, rows, out);
+    return folder.read_f32(e.hf_name, 0, e.hf_shape[0], out);
+  const std::int64_t cols = columns(layout, e);
+  if (e.hf_shape.size() == 1 || e.hf_shape[1] == cols)
+    return folder.read_f32(e.hf_name, e.global_row + row, rows, out);
+  std::vector<float> whole(static_cast<std::size_t>(rows * e.hf_shape[1]));
+  folder.read_f32(e.hf_name, e.global_row + row, rows, whole.data());
+  for (std::int64_t r = 0; r < rows; ++r)
+    std::copy_n(whole.data() + r * e.hf_shape[1] + e.global_col, cols, out + r * cols);
 }
 
 constexpr std::int64_t kChunkElements = 1 << 22;

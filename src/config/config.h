@@ -74,8 +74,10 @@ struct ComputeConfig {
   Device device = Device::automatic;             // after resolve(): never automatic
   std::optional<std::int64_t> threads_per_rank;  // after resolve(): set
   CpuKernels cpu_kernels = CpuKernels::automatic;
-  bool true_on_policy_mode = false;
-  bool deterministic_mode = false;  // after resolve(): true with true_on_policy_mode
+  std::optional<bool> true_on_policy_mode;  // after resolve(): set; read it by is_exact()
+  bool deterministic_mode = false;  // on a GPU after resolve(): true with true_on_policy_mode
+  // Trainer and engine compute the same bits.
+  bool is_exact() const { return true_on_policy_mode.value_or(device != Device::cuda); }
 };
 
 struct ModelOptions {

@@ -85,17 +85,15 @@ inline constexpr auto table<ClusterConfig> = std::tuple{
     Field{"colocate", &ClusterConfig::colocate,
           "Trainer and engine share the ranks and one copy of the weights; without it "
           "each has ranks of its own."},
-    Field{"offload",
-          &ClusterConfig::offload,
-          "Both --offload-train and --offload-rollout."},
+    Field{"offload", &ClusterConfig::offload, "Both --offload-train and --offload-rollout."},
     Field{"offload_train",
           &ClusterConfig::offload_train,
           "Move the trainer's state to host memory while the engine works.",
           {.kind = Kind::no_effect, .why = kStateStays}},
-    Field{"offload_rollout",
-          &ClusterConfig::offload_rollout,
-          "With --colocate: the engine's KV cache gives its memory back while the trainer works and "
-          "takes it again at the same addresses. Default: on a GPU yes, on the CPU no."},
+    Field{
+        "offload_rollout", &ClusterConfig::offload_rollout,
+        "With --colocate: the engine's KV cache gives its memory back while the trainer works and "
+        "takes it again at the same addresses. Default: on a GPU yes, on the CPU no."},
     Field{"rank_start_timeout_seconds",
           &ClusterConfig::rank_start_timeout_seconds,
           "Longest wait for a rank from its start until its weights are loaded.",
@@ -117,9 +115,13 @@ inline constexpr auto table<ComputeConfig> = std::tuple{
           {.at_least = 1, .at_most = 1024}},
     Field{"cpu_kernels", &ComputeConfig::cpu_kernels,
           "Instruction set of the CPU kernels. auto: the best that the processor has."},
-    Field{"true_on_policy_mode", &ComputeConfig::true_on_policy_mode,
-          "On a GPU: trainer and engine compute the same bits, so that the gap is 0 (slower; turns "
-          "deterministic_mode on). On the CPU they always do."},
+    Field{
+        "true_on_policy_mode", &ComputeConfig::true_on_policy_mode,
+        "Exact mode: trainer and engine compute the same bits, so that the gap is 0. Default: on "
+        "with "
+        "--device cpu, where engines of one rank always do and off lets larger ones cut o_proj and "
+        "down_proj by input columns (row-parallel: fewer messages, a gap of rounding); off on a "
+        "GPU, where it is slower and turns deterministic_mode on."},
     Field{
         "deterministic_mode", &ComputeConfig::deterministic_mode,
         "On a GPU: the same batches give the same bits (slower backward); a whole run repeats with "

@@ -35,7 +35,7 @@ void fill(std::string& member, const std::string& value, std::string_view name,
 }
 
 void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t ranks_on_host,
-                     const Host& host, Lines& lines) {
+                     std::int64_t engine_width, const Host& host, Lines& lines) {
   if (compute.device == Device::automatic) {
     compute.device = host.cuda ? Device::cuda : Device::cpu;
     lines.push_back(
@@ -46,7 +46,14 @@ void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t r
       "--device: cuda wanted, found {} NVIDIA GPUs and {}{}; use --device cpu, or on a machine "
       "with a GPU build that part (cmake --preset cuda)",
       num_gpus(), std::filesystem::exists(cuda_part_path()) ? "" : "no ", cuda_part_path());
-  if (compute.true_on_policy_mode && !compute.deterministic_mode) {
+  const bool cpu = compute.device == Device::cpu;
+  if (cpu && !compute.is_exact() && engine_width == 1) {
+    compute.true_on_policy_mode = true;
+    lines.push_back("true_on_policy_mode = true (on the CPU engines of one rank are exact)");
+  }
+  fill(compute.true_on_policy_mode, cpu, "true_on_policy_mode", cpu ? "device cpu" : "device cuda",
+       lines);
+  if (!cpu && compute.is_exact() && !compute.deterministic_mode) {
     compute.deterministic_mode = true;
     lines.push_back("deterministic_mode = true (true_on_policy_mode)");
   }
@@ -195,8 +202,8 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
   const std::int64_t trainers = *config.cluster.actor_num_gpus_per_node;
   const std::int64_t engines = *config.cluster.rollout_num_gpus;
   resolve_compute(config.compute, config.model,
-                  config.cluster.colocate ? std::max(trainers, engines) : trainers + engines, host,
-                  lines);
+                  config.cluster.colocate ? std::max(trainers, engines) : trainers + engines,
+                  config.cluster.rollout_num_gpus_per_engine, host, lines);
   const bool gpu = config.compute.device == Device::cuda;
   resolve_offload(config.cluster, gpu, lines);
   resolve_batch(config.rollout, config.train, lines);
@@ -225,25 +232,25 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
 
 std::vector<std::string> resolve(GenerateConfig& config, const Host& host) {
   Lines lines;
-  resolve_compute(config.compute, config.model, 1, host, lines);
+  resolve_compute(config.compute, config.model, 1, 1, host, lines);
   return lines;
 }
 
 std::vector<std::string> resolve(ScoreConfig& config, const Host& host) {
   Lines lines;
-  resolve_compute(config.compute, config.model, 1, host, lines);
+  resolve_compute(config.compute, config.model, 1, 1, host, lines);
   return lines;
 }
 
 std::vector<std::string> resolve(SelftestConfig& config, const Host& host) {
   Lines lines;
-  resolve_compute(config.compute, config.model, 1, host, lines);
+  resolve_compute(config.compute, config.model, 1, 1, host, lines);
   return lines;
 }
 
 std::vector<std::string> resolve(ServeConfig& config, const Host& host) {
   Lines lines;
-  resolve_compute(config.compute, config.model, 1, host, lines);
+  resolve_compute(config.compute, config.model, 1, 1, host, lines);
   return lines;
 }
 

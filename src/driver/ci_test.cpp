@@ -44,7 +44,7 @@ void check_kl(const Config& config, const TrainResult& result, const CiStep& ste
 
 void check_log_probs(const Config& config, const TrainResult& result,
                      std::vector<std::string>& faults) {
-  const bool exact = config.compute.device == Device::cpu || config.compute.true_on_policy_mode;
+  const bool exact = config.compute.is_exact();
   const bool synchronous =
       config.rollout.async_steps == 0 && config.transfer.update_weights_interval == 1;
   for (std::size_t i = 0; i < result.steps.size(); ++i) {

@@ -194,7 +194,7 @@ void DryRun::check_placement() {
         *config_.compute.threads_per_rank == 1 ? "" : "s");
     const std::string map = placement.describe();
     for (const std::string_view line : split(trim(map), '\n')) say("", "{}", line);
-    if (model_) check_engine_width(config_.cluster, *model_);
+    if (model_) check_engine_width(config_, *model_);
     if (!model_ || longest_prompt_ == 0) return;
     const std::int64_t answer = std::max(*config_.rollout.rollout_max_response_len,
                                          *config_.evaluate.eval_max_response_len);

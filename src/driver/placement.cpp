@@ -77,8 +77,10 @@ Placement make_placement(const ClusterConfig& c, const Resources& resources) {
   return placement;
 }
 
-void check_engine_width(const ClusterConfig& c, const ModelConfig& model) {
-  const std::string fault = tensor_parallel_fault(model, c.rollout_num_gpus_per_engine);
+void check_engine_width(const Config& config, const ModelConfig& model) {
+  const std::string fault =
+      tensor_parallel_fault(model, config.cluster.rollout_num_gpus_per_engine,
+                            config.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel);
   TD_CHECK(fault.empty(), "--rollout-num-gpus-per-engine: {}", fault);
 }
 

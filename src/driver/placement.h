@@ -31,6 +31,6 @@ Placement make_placement(const ClusterConfig& cluster, const Resources& resource
 
 // Error if the model cannot be cut into engines of rollout_num_gpus_per_engine ranks; it names the
 // widths that fit.
-void check_engine_width(const ClusterConfig& cluster, const ModelConfig& model);
+void check_engine_width(const Config& config, const ModelConfig& model);
 
 }  // namespace tandem

@@ -274,7 +274,7 @@ bool TrainLoop::open() {
   restore_data();
   if (all_done() && config_.checkpoint.save_hf.empty() && !owes_evaluation()) return false;
   const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
-  check_engine_width(config_.cluster, model);
+  check_engine_width(config_, model);
   size_kv_cache(model);
   if (first_ > 0)
     for (const auto& line : config_changes(resume_->run.config, config_))

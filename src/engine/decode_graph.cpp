@@ -129,8 +129,8 @@ void DecodeGraphs::forward(Bucket& b) {
   const auto view = [&](std::int64_t byte) {
     return at::from_blob(b.input.data_ptr<std::uint8_t>() + byte, {b.rows}, ids);
   };
-  const at::Tensor z =
-      logits(model_.forward(view(b.tokens_at()), view(b.positions_at()), b.context), model_.head());
+  const at::Tensor z = linear_f32(
+      model_.forward(view(b.tokens_at()), view(b.positions_at()), b.context), model_.head());
   cuda_part().sample_on_device(
       z.data_ptr<float>(), z.size(1), Bucket::at_byte<SampleRow>(b.input, 0), b.rows,
       Bucket::at_byte<std::int32_t>(b.output, 0), Bucket::at_byte<float>(b.output, b.rows * 4));

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "model/parameters.h"
 #include "ops/kernels/kernels.h"
 
 namespace tandem {
@@ -18,20 +17,23 @@ std::int64_t element_bytes(Element e) { return e == Element::f32 ? 4 : 2; }
 // Places storages one after the other, each page-aligned.
 class LayoutBuilder {
  public:
-  LayoutBuilder(Element element, std::int64_t tp_rank, std::int64_t tp_size, Place place)
+  LayoutBuilder(Element element, std::int64_t tp_rank, std::int64_t tp_size, Place place,
+                ShardRule rule)
       : tp_rank_(tp_rank), tp_size_(tp_size) {
     layout_.element = element;
     layout_.place = place;
+    layout_.rule = rule;
   }
 
   void add(const ModelWeight& weight) {
     const bool matrix = weight.kind == WeightKind::matrix;
     const bool panels = matrix && layout_.place == Place::cpu;
+    const std::int64_t cols = matrix && keeps_rows(weight) ? weight.cols / tp_size_ : weight.cols;
     storage_ = {.name = weight.name,
                 .matrix = matrix,
                 .layout = panels ? Layout::panels : Layout::row_major,
                 .rows = 0,
-                .cols = weight.cols,
+                .cols = cols,
                 .offset_bytes = layout_.bytes,
                 .bytes = 0,
                 .flat_begin = layout_.flat_elements};
@@ -52,19 +54,27 @@ class LayoutBuilder {
   ArenaLayout take() { return std::move(layout_); }
 
  private:
+  // Whether every rank holds all rows.
+  bool keeps_rows(const ModelWeight& weight) const {
+    return weight.kind == WeightKind::vector ||
+           (weight.after_cut && layout_.rule == ShardRule::row_parallel);
+  }
+
   // This rank's rows of a part. Parts of one Hugging Face tensor that still follow each other there
   // and here (always on one rank) are one entry.
   void place(const ModelWeight& weight, const WeightPart& part, std::size_t first_entry) {
     // What is cut: rows, or key/value heads, of which several ranks may hold the same one.
-    const bool whole = weight.kind == WeightKind::vector;
+    const bool whole = keeps_rows(weight);
     const std::int64_t heads = part.kv_head_rows > 0 ? part.rows / part.kv_head_rows : 0;
     const bool shared = heads > 0 && heads < tp_size_;
     TD_CHECK(whole || shared || part.rows % tp_size_ == 0,
              "{}: {} rows cannot be cut over {} tensor-parallel ranks", part.hf_name, part.rows,
              tp_size_);
-    const std::int64_t rows = whole ? 1 : shared ? part.kv_head_rows : part.rows / tp_size_;
-    const std::int64_t first = shared ? tp_rank_ / (tp_size_ / heads) * rows : tp_rank_ * rows;
-    const std::int64_t global_row = whole ? 0 : part.hf_row + first;
+    const std::int64_t rows = whole ? part.rows : shared ? part.kv_head_rows : part.rows / tp_size_;
+    const std::int64_t first = whole    ? 0
+                               : shared ? tp_rank_ / (tp_size_ / heads) * rows
+                                        : tp_rank_ * rows;
+    const std::int64_t global_row = part.hf_row + first;
     auto& entries = layout_.entries;
     if (entries.size() > first_entry && entries.back().hf_name == part.hf_name &&
         entries.back().global_row + entries.back().rows == global_row) {
@@ -76,6 +86,7 @@ class LayoutBuilder {
                          .row_begin = storage_.rows,
                          .rows = rows,
                          .global_row = global_row,
+                         .global_col = storage_.cols < weight.cols ? tp_rank_ * storage_.cols : 0,
                          .flat_begin = storage_.flat_begin + storage_.rows * storage_.cols});
     }
     storage_.rows += rows;
@@ -89,12 +100,12 @@ class LayoutBuilder {
 }  // namespace
 
 ArenaLayout make_arena_layout(const ModelConfig& c, Element element, std::int64_t tp_rank,
-                              std::int64_t tp_size, Place place) {
+                              std::int64_t tp_size, Place place, ShardRule rule) {
   TD_CHECK(tp_size >= 1 && tp_rank >= 0 && tp_rank < tp_size,
            "tensor-parallel rank {} of {}: a rank in [0, size) wanted", tp_rank, tp_size);
-  const std::string fault = tensor_parallel_fault(c, tp_size);
+  const std::string fault = tensor_parallel_fault(c, tp_size, rule);
   TD_CHECK(fault.empty(), "weights: {}", fault);
-  LayoutBuilder builder(element, tp_rank, tp_size, place);
+  LayoutBuilder builder(element, tp_rank, tp_size, place, rule);
   for (const ModelWeight& weight : model_weights(c)) builder.add(weight);
   return builder.take();
 }

@@ -8,10 +8,11 @@
 // padding, so an entry and a fused storage are both contiguous there. Tied heads have no entry of
 // their own.
 //
-// With tensor parallelism every matrix is cut by output rows (the sum over inputs is never cut), so
-// a rank's entry is rows [global_row, global_row + rows) of the Hugging Face tensor; a tensor that
-// the files hold fused (qkv_proj) then has an entry for each of its parts. Where there are more
-// ranks than key/value heads, several ranks hold the same head.
+// With tensor parallelism matrices are cut by output rows, so a rank's entry is rows [global_row,
+// global_row + rows) of the Hugging Face tensor; a tensor that the files hold fused (qkv_proj) then
+// has an entry for each of its parts. Where there are more ranks than key/value heads, several
+// ranks hold the same head. ShardRule::row_parallel cuts some matrices by columns instead: their
+// storage's cols begin at global_col of the tensor.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "model/hf_config.h"
+#include "model/parameters.h"
 #include "ops/place.h"
 #include "ops/weight.h"
 
@@ -44,12 +46,14 @@ struct ArenaEntry {
   std::int64_t storage = 0;
   std::int64_t row_begin = 0, rows = 0;  // in the storage
   std::int64_t global_row = 0;           // first row in the Hugging Face tensor
+  std::int64_t global_col = 0;           // first column there of the storage's cols
   std::int64_t flat_begin = 0;           // of its rows·cols elements
 };
 
 struct ArenaLayout {
   Element element = Element::f32;
   Place place = Place::cpu;
+  ShardRule rule = ShardRule::exact;
   std::vector<ArenaStorage> storages;
   std::vector<ArenaEntry> entries;
   std::int64_t bytes = 0;
@@ -58,7 +62,8 @@ struct ArenaLayout {
 
 // The table for one tensor-parallel rank. Pure. Error where tensor_parallel_fault() finds one.
 ArenaLayout make_arena_layout(const ModelConfig& config, Element element, std::int64_t tp_rank = 0,
-                              std::int64_t tp_size = 1, Place place = Place::cpu);
+                              std::int64_t tp_size = 1, Place place = Place::cpu,
+                              ShardRule rule = ShardRule::exact);
 
 class Arena {
  public:

@@ -155,6 +155,24 @@ at::Tensor Model::gather_columns(const at::Tensor& local) {
   return all.permute({1, 0, 2}).reshape({local.size(0), group_->size() * local.size(1)});
 }
 
+at::Tensor Model::linear_after_cut(const at::Tensor& local, const WeightView& w,
+                                   const WeightView* bias) {
+  if (!group_ || group_->size() == 1 || arena_.layout().rule == ShardRule::exact)
+    return gather_columns(linear(gather_columns(local), w, bias));
+  TD_CHECK(!at::GradMode::is_enabled(), "model: a forward over {} ranks runs without gradients",
+           group_->size());
+  const at::Tensor part = linear_f32(local, w);  // [rows, n], of this rank's inputs
+  const auto parts = at::empty({group_->size(), part.size(0), part.size(1)}, part.options());
+  group_->all_gather({static_cast<const std::byte*>(part.data_ptr()), part.nbytes()},
+                     {static_cast<std::byte*>(parts.data_ptr()), parts.nbytes()});
+  at::Tensor sum = parts[0];
+  for (std::int64_t r = 1; r < parts.size(0); ++r) sum.add_(parts[r]);
+  if (bias)
+    sum.add_(at::from_blob(const_cast<void*>(bias->data), {bias->cols},
+                           at::dtype(scalar_type(bias->element))));
+  return sum.to(scalar_type(element()));
+}
+
 at::Tensor Model::embed(std::span<const TokenId> tokens) {
   // Hugging Face models name the padding token to nn.Embedding, which then keeps its row's gradient
   // at 0; chat models often use a token of every turn for it, so this shows.
@@ -232,13 +250,11 @@ at::Tensor Model::attend(const Layer& l, at::Tensor qkv, const at::Tensor& posit
 
 Model::Residual Model::run_layer(Layer& l, const Residual& before, const at::Tensor& positions) {
   const auto in = add_norm(before, l.before_attention);
-  const auto mixed = gather_columns(attend(l, linear(in.normed, *l.qkv, l.qkv_bias), positions));
-  const auto middle =
-      add_norm({in.sum, norm(gather_columns(linear(mixed, *l.o, l.o_bias)), l.after_attention)},
-               l.before_mlp);
-  const auto gates = linear(middle.normed, *l.gate_up, l.gate_up_bias);
-  const auto act = gather_columns(gate_mul(gates, config_.activation));
-  return {middle.sum, norm(gather_columns(linear(act, *l.down, l.down_bias)), l.after_mlp)};
+  const auto mixed = attend(l, linear(in.normed, *l.qkv, l.qkv_bias), positions);
+  const auto middle = add_norm(
+      {in.sum, norm(linear_after_cut(mixed, *l.o, l.o_bias), l.after_attention)}, l.before_mlp);
+  const auto act = gate_mul(linear(middle.normed, *l.gate_up, l.gate_up_bias), config_.activation);
+  return {middle.sum, norm(linear_after_cut(act, *l.down, l.down_bias), l.after_mlp)};
 }
 
 Model::Residual Model::run_range(LayerRange range, Residual r, const at::Tensor& positions) {
@@ -332,8 +348,7 @@ at::Tensor Model::logits(const at::Tensor& hidden, std::span<const std::int64_t>
   const auto index = at::empty({static_cast<std::int64_t>(rows.size())}, at::dtype(at::kLong));
   std::copy(rows.begin(), rows.end(), index.data_ptr<std::int64_t>());
   const auto picked = hidden.index_select(0, index.to(hidden.device()));
-  if (!group_ || group_->size() == 1) return tandem::logits(picked, *head_);
-  return gather_columns(tandem::logits(picked, *head_));
+  return gather_columns(linear_f32(picked, *head_));
 }
 
 }  // namespace tandem

@@ -2,8 +2,11 @@
 // weights and tensor-parallel linear layers. A forward call takes tokens, positions and an
 // attention context; whether it records gradients is the caller's grad mode, nothing else differs.
 //
-// Exact mode: every linear layer is cut over ranks by output columns and its result gathered, so no
-// sum is cut and n ranks give the bits of one. Gradients need tp size 1 here.
+// Over ranks the arena's ShardRule decides. exact: every linear layer is cut by output columns and
+// its result gathered, so no sum is cut and n ranks give the bits of one. row_parallel: o and down
+// cut their sums, which differ from one rank's by rounding; the ranks' parts are added in the order
+// of ranks, so a row's bits depend on the number of ranks and on nothing else. Gradients need tp
+// size 1 here.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -86,6 +89,8 @@ class Model {
   at::Tensor run_layers(const at::Tensor& embedded, const at::Tensor& positions,
                         const AttentionContext& context);
   at::Tensor gather_columns(const at::Tensor& local);
+  // A linear layer whose input [rows, k/size] is cut over ranks; the result is whole on each.
+  at::Tensor linear_after_cut(const at::Tensor& local, const WeightView& w, const WeightView* bias);
   // What a layer leaves: x + delta, not yet added, so that the next norm adds in its pass.
   struct Residual {
     at::Tensor x, delta;  // delta undefined: x alone

@@ -42,26 +42,30 @@ class LayerWeights {
       norm("q_norm", self + "q_norm", whole ? c_.q_rows() : c_.head_dim);
       norm("k_norm", self + "k_norm", whole ? c_.kv_rows() : c_.head_dim);
     }
-    linear("o", c_.q_rows(), {{self + "o_proj", c_.hidden_size}}, c_.o_bias);
+    linear("o", c_.q_rows(), {{self + "o_proj", c_.hidden_size}}, c_.o_bias, "", true);
     norm("after_attention_norm", c_.norms.after_attention, c_.hidden_size);
     norm("before_mlp_norm", c_.norms.before_mlp, c_.hidden_size);
     linear("gate_up", c_.hidden_size,
            {{mlp + "gate_proj", c_.intermediate_size}, {mlp + "up_proj", c_.intermediate_size}},
            c_.mlp_bias, c_.fused_gate_up ? mlp + "gate_up_proj" : "");
-    linear("down", c_.intermediate_size, {{mlp + "down_proj", c_.hidden_size}}, c_.mlp_bias);
+    linear("down", c_.intermediate_size, {{mlp + "down_proj", c_.hidden_size}}, c_.mlp_bias, "",
+           true);
     norm("after_mlp_norm", c_.norms.after_mlp, c_.hidden_size);
   }
 
  private:
   void norm(const char* name, const std::string& module, std::int64_t width) {
     if (module.empty()) return;
-    out_.push_back({own_ + name, WeightKind::vector, width, {{hf_ + module + ".weight", 1, 0, 1}}});
+    out_.push_back({.name = own_ + name,
+                    .kind = WeightKind::vector,
+                    .cols = width,
+                    .parts = {{hf_ + module + ".weight", 1, 0, 1}}});
   }
 
   // One matrix of modules one under the other, and its biases. `fused`: the one Hugging Face module
   // that holds them all; empty: each has its own name.
   void linear(const std::string& name, std::int64_t cols, const Modules& modules, bool bias,
-              const std::string& fused = "") {
+              const std::string& fused = "", bool after_cut = false) {
     const auto parts = [&](const char* tensor) {
       std::vector<WeightPart> all;
       std::int64_t row = 0;
@@ -77,8 +81,9 @@ class LayerWeights {
         if (!fused.empty()) part.hf_rows = row;
       return all;
     };
-    out_.push_back({own_ + name, WeightKind::matrix, cols, parts(".weight")});
-    if (bias) out_.push_back({own_ + name + "_bias", WeightKind::bias, 1, parts(".bias")});
+    out_.push_back({own_ + name, WeightKind::matrix, cols, parts(".weight"), after_cut});
+    if (bias)
+      out_.push_back({own_ + name + "_bias", WeightKind::bias, 1, parts(".bias"), after_cut});
   }
 
   const ModelConfig& c_;
@@ -103,22 +108,27 @@ std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& 
 std::vector<ModelWeight> model_weights(const ModelConfig& c) {
   std::vector<ModelWeight> out;
   const auto table = [&](const char* name, const char* hf_name) {
-    out.push_back(
-        {name, WeightKind::matrix, c.hidden_size, {{hf_name, c.vocab_size, 0, c.vocab_size}}});
+    out.push_back({.name = name,
+                   .kind = WeightKind::matrix,
+                   .cols = c.hidden_size,
+                   .parts = {{hf_name, c.vocab_size, 0, c.vocab_size}}});
   };
   table("embed", kEmbedding);
   for (std::int64_t i = 0; i < c.num_layers; ++i) LayerWeights(c, i, out).add();
-  out.push_back({"norm", WeightKind::vector, c.hidden_size, {{"model.norm.weight", 1, 0, 1}}});
+  out.push_back({.name = "norm",
+                 .kind = WeightKind::vector,
+                 .cols = c.hidden_size,
+                 .parts = {{"model.norm.weight", 1, 0, 1}}});
   if (!c.tie_word_embeddings) table("head", kHead);
   return out;
 }
 
-std::string tensor_parallel_fault(const ModelConfig& c, std::int64_t num_ranks) {
+std::string tensor_parallel_fault(const ModelConfig& c, std::int64_t num_ranks, ShardRule rule) {
   // (what, how many) that a number of ranks must divide.
   std::vector<std::pair<std::string, std::int64_t>> cut{{"num_attention_heads", c.num_heads},
-                                                        {"hidden_size", c.hidden_size},
                                                         {"intermediate_size", c.intermediate_size},
                                                         {"vocab_size", c.vocab_size}};
+  if (rule == ShardRule::exact) cut.emplace_back("hidden_size", c.hidden_size);
   const auto fits = [&](std::int64_t n) {
     return (c.num_kv_heads % n == 0 || n % c.num_kv_heads == 0) &&
            std::all_of(cut.begin(), cut.end(), [&](const auto& p) { return p.second % n == 0; });

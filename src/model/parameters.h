@@ -35,7 +35,15 @@ struct ModelWeight {
   WeightKind kind = WeightKind::matrix;
   std::int64_t cols = 0;  // 1 for a bias
   std::vector<WeightPart> parts;
+  // A matrix whose input is cut over ranks already (by heads, by the MLP's width), or its bias.
+  bool after_cut = false;
 };
+
+// How tensor parallelism cuts matrices. exact: all by output rows, with their inputs gathered, so
+// that no sum is cut. row_parallel (Shoeybi et al. 2019): those after a cut by input columns, so
+// that their inputs stay where they are and the ranks' results are added up; their biases are whole
+// on every rank.
+enum class ShardRule : std::uint8_t { exact, row_parallel };
 
 // Shape of the whole Hugging Face tensor that a part belongs to.
 std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& part);
@@ -44,10 +52,11 @@ std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& 
 std::vector<ModelWeight> model_weights(const ModelConfig& config);
 
 // Why the model cannot be served by so many tensor-parallel ranks, and how many could; empty: it
-// can. Every rank needs as many query heads and rows of each matrix as the others, and key/value
-// heads of its own or, if there are fewer than ranks, one that it shares with as many ranks as the
-// others.
-std::string tensor_parallel_fault(const ModelConfig& config, std::int64_t num_ranks);
+// can. Every rank needs as many query heads and rows (columns) of each matrix that is cut as the
+// others, and key/value heads of its own or, if there are fewer than ranks, one that it shares with
+// as many ranks as the others.
+std::string tensor_parallel_fault(const ModelConfig& config, std::int64_t num_ranks,
+                                  ShardRule rule = ShardRule::exact);
 
 // A tensor that the family's weight files hold.
 struct ExpectedTensor {

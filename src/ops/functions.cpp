@@ -359,7 +359,7 @@ struct HeadLogProbs : Function<HeadLogProbs> {
     at::Tensor last;
     for (std::int64_t r = 0; r < rows; r += chunk) {
       const std::int64_t n = std::min(chunk, rows - r);
-      last = logits(hidden.narrow(0, r, n), *head);
+      last = linear_f32(hidden.narrow(0, r, n), *head);
       kernels_of(hidden).log_softmax_gather(
           last.data_ptr<float>(), ids.data_ptr<std::int32_t>() + r, static_cast<float>(temperature),
           log_probs.data_ptr<float>() + r, lse.data_ptr<float>() + r,
@@ -384,7 +384,7 @@ struct HeadLogProbs : Function<HeadLogProbs> {
     for (std::int64_t r = 0; r < rows; r += chunk) {
       const std::int64_t n = std::min(chunk, rows - r);
       const auto part = hidden.narrow(0, r, n);
-      const auto z = saved[4].defined() ? saved[4] : logits(part, head);
+      const auto z = saved[4].defined() ? saved[4] : linear_f32(part, head);
       const auto temperature = static_cast<float>(ctx->saved_data.at("temperature").toDouble());
       const float* h = entropy.defined() ? entropy.data_ptr<float>() + r : nullptr;
       const float* dh = has_entropy ? d_entropy.data_ptr<float>() + r : nullptr;
@@ -510,12 +510,11 @@ at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation) {
   return GateMul::apply(gate_up, static_cast<std::int64_t>(activation));
 }
 
-at::Tensor logits(const at::Tensor& hidden, const WeightView& head) {
-  check_rows(head, hidden);
-  auto z = at::empty({hidden.size(0), head.rows}, f32_like(hidden));
-  kernels(head.place)
-      .linear(head.element, hidden.data_ptr(), head.data, nullptr, z.data_ptr(), true,
-              hidden.size(0), head.rows, head.cols);
+at::Tensor linear_f32(const at::Tensor& x, const WeightView& w) {
+  check_rows(w, x);
+  auto z = at::empty({x.size(0), w.rows}, f32_like(x));
+  kernels(w.place).linear(w.element, x.data_ptr(), w.data, nullptr, z.data_ptr(), true, x.size(0),
+                          w.rows, w.cols);
   return z;
 }
 

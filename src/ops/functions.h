@@ -73,8 +73,8 @@ at::Tensor finish_qkv_and_attend(const at::Tensor& qkv, const AttentionShape& sh
 // activation(gate)·up of [rows, 2·width] -> [rows, width].
 at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation);
 
-// Logits in f32: [rows, k] -> [rows, n]. No gradient.
-at::Tensor logits(const at::Tensor& hidden, const WeightView& head);
+// x·Wᵀ with its f32 sums kept, as logits are: [rows, k] -> f32 [rows, n]. No gradient.
+at::Tensor linear_f32(const at::Tensor& x, const WeightView& w);
 
 struct LogProbs {
   at::Tensor log_probs;  // f32 [rows]: log-probability of ids at the given temperature

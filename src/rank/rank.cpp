@@ -96,6 +96,11 @@ class RankProcess {
             .interface = {},
             .timeout_seconds = config_.cluster.control_timeout_seconds};
   }
+  ArenaLayout engine_layout(const RankRole& role) const {
+    return make_arena_layout(
+        folder_.config(), element_, role.engine_rank, placement().engine_width, place_,
+        config_.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel);
+  }
   Arena& engine_arena() { return engine_arena_ ? *engine_arena_ : *trainer_arena_; }
 
   void open_trainer() {
@@ -129,8 +134,7 @@ class RankProcess {
   void open_engine() {
     const int width = placement().engine_width;
     if (!shares_arena()) {
-      const ArenaLayout layout =
-          make_arena_layout(folder_.config(), element_, role_.engine_rank, width, place_);
+      const ArenaLayout layout = engine_layout(role_);
       engine_arena_ = std::make_unique<Arena>(layout);
       if (config_.transfer.update_weight_double_buffer) staging_ = std::make_unique<Arena>(layout);
     }
@@ -175,8 +179,7 @@ class RankProcess {
     }
     for (int rank : placement().engine_ranks()) {
       const RankRole& role = placement().ranks[static_cast<std::size_t>(rank)];
-      setup_.target_layouts.push_back(make_arena_layout(
-          folder_.config(), element_, role.engine_rank, placement().engine_width, place_));
+      setup_.target_layouts.push_back(engine_layout(role));
       setup_.target_process.push_back(rank);
     }
     std::vector<TransferSide> sources, targets;

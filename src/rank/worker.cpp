@@ -45,18 +45,18 @@ std::string start_compute(const ComputeConfig& config) {
   select_kernels(name);
   if (config.device == Device::cuda) {
     const CudaPart& part = load_cuda_part();
-    part.set_exact(config.true_on_policy_mode);
+    part.set_exact(config.is_exact());
     at::globalContext().setDeterministicAlgorithms(config.deterministic_mode, false);
     // That would fill new tensors; every one here is written before it is read.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
     return fmt::format("compute: {} (GPU {}, {}){}", part.device_name, part.device,
                        human_bytes(static_cast<double>(part.device_bytes)),
-                       config.true_on_policy_mode  ? ", exact"
+                       config.is_exact()           ? ", exact"
                        : config.deterministic_mode ? ", deterministic"
                                                    : "");
   }
-  return fmt::format("compute: {} kernels, {} thread{}", kernels().name, threads,
-                     threads == 1 ? "" : "s");
+  return fmt::format("compute: {} kernels, {} thread{}{}", kernels().name, threads,
+                     threads == 1 ? "" : "s", config.is_exact() ? "" : ", engines row-parallel");
 }
 
 Place compute_place(Device device) { return device == Device::cuda ? Place::cuda : Place::cpu; }

@@ -160,7 +160,8 @@ std::int64_t LocalCopies::copy(std::span<RowsSum> sums) {
       const void* data =
           source == setup_.process ? setup_.source->memory().data() : peers_.at(source).data();
       const RowsSum sum =
-          copy_rows(view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry),
+          copy_rows(view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry)
+                        .columns(b.source_col, b.row_elements),
                     b.source_row + shares[i].row, shares[i].rows, *setup_.target, b.target_entry,
                     b.target_row + shares[i].row);
       const std::lock_guard lock(mutex);

@@ -1,6 +1,7 @@
 // Copying, packing and adding up rows of weights.
 #include "transfer/pieces.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
 #include <vector>
@@ -21,10 +22,25 @@ bool whole_panels(std::int64_t begin, std::int64_t rows, std::int64_t storage_ro
   return begin % kPanel == 0 && (rows % kPanel == 0 || begin + rows == storage_rows);
 }
 
+// Of rows with all their columns.
 const std::byte* row_data(const RowsView& v, std::int64_t row) {
   const std::int64_t at = v.first_row + row;
   return v.layout == Layout::panels ? v.data + at / kPanel * panel_bytes(v.element, v.cols)
                                     : v.data + at * v.cols * size_of(v.element);
+}
+
+// Whether columns of a panel lie there as a panel of their own would: in one stretch, with bf16 in
+// the same pairs.
+bool are_panels(const RowsView& v) {
+  return v.layout == Layout::panels && v.place == Place::cpu &&
+         (v.has_all_columns() || v.element == Element::f32 ||
+          (v.first_col % 2 == 0 && v.cols % 2 == 0));
+}
+
+// The columns of the panel that holds a row, where are_panels.
+const std::byte* panel_data(const RowsView& v, std::int64_t row) {
+  return v.data + (v.first_row + row) / kPanel * panel_bytes(v.element, v.storage_cols) +
+         v.first_col * kPanel * size_of(v.element);
 }
 
 std::int64_t rows_bytes(const RowsView& v, std::int64_t rows) {
@@ -34,6 +50,15 @@ std::int64_t rows_bytes(const RowsView& v, std::int64_t rows) {
 
 void read_f32(const RowsView& v, std::int64_t row, std::int64_t rows, float* out) {
   const std::int64_t count = rows * v.cols;
+  if (!v.has_all_columns()) {
+    RowsView all = v;
+    all.cols = v.storage_cols;
+    std::vector<float> values(static_cast<std::size_t>(rows * all.cols));
+    read_f32(all, row, rows, values.data());
+    for (std::int64_t r = 0; r < rows; ++r)
+      std::copy_n(values.data() + r * all.cols + v.first_col, v.cols, out + r * v.cols);
+    return;
+  }
   if (v.layout == Layout::panels) {
     kernels().read_panels(v.element, v.data, v.cols, v.first_row + row, rows, out);
   } else if (v.element == Element::f32) {
@@ -45,11 +70,30 @@ void read_f32(const RowsView& v, std::int64_t row, std::int64_t rows, float* out
   }
 }
 
-// Whether the rows travel as they lie in the storage.
-bool travels_raw(const ArenaLayout& layout, const Piece& p) {
-  const ArenaEntry& e = layout.entries[p.entry];
-  const ArenaStorage& s = layout.storages[e.storage];
-  return s.layout == Layout::row_major || whole_panels(e.row_begin + p.row, p.rows, s.rows);
+RowsView view_of(const ArenaLayout& layout, const void* arena_data, const Piece& p) {
+  const RowsView all = view_entry(layout, arena_data, p.entry);
+  return p.cols == 0 ? all : all.columns(p.col, p.cols);
+}
+
+// Whether the rows travel as they lie in the storage, panel by panel if they are some columns.
+bool travels_raw(const RowsView& v, const Piece& p) {
+  return v.layout == Layout::row_major
+             ? v.has_all_columns()
+             : whole_panels(v.first_row + p.row, p.rows, v.storage_rows) && are_panels(v);
+}
+
+// Of the rows' values as they are in f32, rounded as the element rounds.
+RowsSum checksum_values(Element element, const float* values, std::int64_t rows, std::int64_t cols,
+                        std::int64_t first) {
+  std::uint32_t sums[2] = {0, 0};
+  if (element == Element::f32) {
+    kernels().checksum_flat(Element::f32, values, rows, cols, first, sums);
+  } else {
+    std::vector<bf16> narrow(static_cast<std::size_t>(rows * cols));
+    kernels().to_bf16(values, narrow.data(), rows * cols);
+    kernels().checksum_flat(Element::bf16, narrow.data(), rows, cols, first, sums);
+  }
+  return {sums[0], sums[1]};
 }
 
 // Whole panels to whole panels in memory, where both are aligned for streaming stores.
@@ -73,11 +117,19 @@ RowsView view_entry(const ArenaLayout& layout, const void* arena_data, std::int6
           .place = layout.place,
           .cols = s.cols,
           .first_row = e.row_begin,
-          .storage_rows = s.rows};
+          .storage_rows = s.rows,
+          .storage_cols = s.cols};
+}
+
+RowsView RowsView::columns(std::int64_t col, std::int64_t count) const {
+  RowsView v = *this;
+  v.first_col += col;
+  v.cols = count;
+  return v;
 }
 
 std::span<const std::byte> stretch(const RowsView& v, std::int64_t row, std::int64_t rows) {
-  if (v.place != Place::cpu ||
+  if (v.place != Place::cpu || !v.has_all_columns() ||
       (v.layout == Layout::panels && !whole_panels(v.first_row + row, rows, v.storage_rows)))
     return {};
   return {row_data(v, row), static_cast<std::size_t>(rows_bytes(v, rows))};
@@ -116,6 +168,16 @@ RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Are
     write_memory(layout.place, out, bytes.data(), static_cast<std::int64_t>(bytes.size()));
     return checksum_rows(target, target_entry, target_row, rows);
   }
+  if (are_panels(from) && to.layout == Layout::panels && from.element == to.element && fits &&
+      whole_panels(from.first_row + row, rows, from.storage_rows)) {
+    std::uint32_t sums[2] = {0, 0};
+    const std::int64_t first = layout.entries[target_entry].global_row + target_row;
+    for (std::int64_t r = 0; r < rows; r += kPanel)
+      kernels().copy_panels(to.element, panel_data(from, row + r),
+                            const_cast<std::byte*>(row_data(to, target_row + r)), to.cols,
+                            std::min(kPanel, rows - r), first + r, sums);
+    return {sums[0], sums[1]};
+  }
   if (from.place == Place::cuda && to.place == Place::cuda && from.element == to.element) {
     const auto source = device_stretch(from, row, rows);
     cuda_part().copy(const_cast<std::byte*>(row_data(to, target_row)), source.data(),
@@ -129,24 +191,24 @@ RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Are
 }
 
 std::int64_t piece_bytes(const ArenaLayout& layout, const Piece& p) {
-  const ArenaStorage& s = layout.storages[layout.entries[p.entry].storage];
-  return travels_raw(layout, p) ? rows_bytes(view_entry(layout, nullptr, p.entry), p.rows)
-                                : p.rows * s.cols * 4;
+  const RowsView view = view_of(layout, nullptr, p);
+  return travels_raw(view, p) ? rows_bytes(view, p.rows) : p.rows * view.cols * 4;
 }
 
 void pack_piece(const Arena& source, const Piece& p, std::byte* out) {
   const ArenaLayout& layout = source.layout();
-  const RowsView view = view_entry(layout, source.memory().data(), p.entry);
-  if (travels_raw(layout, p))
-    read_memory(view.place, out, row_data(view, p.row), rows_bytes(view, p.rows));
-  else
-    read_f32(view, p.row, p.rows, reinterpret_cast<float*>(out));
+  const RowsView view = view_of(layout, source.memory().data(), p);
+  if (!travels_raw(view, p)) return read_f32(view, p.row, p.rows, reinterpret_cast<float*>(out));
+  if (view.has_all_columns())
+    return read_memory(view.place, out, row_data(view, p.row), rows_bytes(view, p.rows));
+  const std::int64_t bytes = panel_bytes(view.element, view.cols);
+  for (std::int64_t r = 0; r < p.rows; r += kPanel, out += bytes)
+    std::memcpy(out, panel_data(view, p.row + r), static_cast<std::size_t>(bytes));
 }
 
 RowsView view_piece(const ArenaLayout& layout, const Piece& p, const std::byte* packed) {
-  RowsView view = view_entry(layout, nullptr, p.entry);
-  const bool raw = travels_raw(layout, p);
-  if (!raw) {
+  RowsView view = view_of(layout, nullptr, p);
+  if (!travels_raw(view, p)) {
     view.layout = Layout::row_major;
     view.element = Element::f32;
   }
@@ -154,15 +216,31 @@ RowsView view_piece(const ArenaLayout& layout, const Piece& p, const std::byte* 
   view.data = packed;
   view.first_row = -p.row;
   view.storage_rows = p.rows;
+  view.first_col = 0;
+  view.storage_cols = view.cols;
   return view;
 }
 
-RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, std::int64_t rows) {
+RowsSum checksum_piece(const Arena& arena, const Piece& p) {
   const ArenaLayout& layout = arena.layout();
-  const ArenaEntry& e = layout.entries[entry];
-  const RowsView view = view_entry(layout, arena.memory().data(), entry);
-  const std::int64_t first = e.global_row + row;
+  const ArenaEntry& e = layout.entries[p.entry];
+  const RowsView view = view_of(layout, arena.memory().data(), p);
+  const std::int64_t first = e.global_row + p.row, row = p.row, rows = p.rows;
   std::uint32_t sums[2] = {0, 0};
+  if (!view.has_all_columns() && are_panels(view)) {
+    for (std::int64_t r = 0, n; r < rows; r += n) {
+      const std::int64_t in_panel = (view.first_row + row + r) % kPanel;
+      n = std::min(kPanel - in_panel, rows - r);
+      kernels().checksum_panels(view.element, panel_data(view, row + r), view.cols, in_panel, n,
+                                first + r, sums);
+    }
+    return {sums[0], sums[1]};
+  }
+  if (!view.has_all_columns()) {
+    std::vector<float> values(static_cast<std::size_t>(rows * view.cols));
+    read_f32(view, row, rows, values.data());
+    return checksum_values(view.element, values.data(), rows, view.cols, first);
+  }
   if (view.layout == Layout::panels) {
     kernels().checksum_panels(view.element, view.data, view.cols, view.first_row + row, rows, first,
                               sums);
@@ -176,21 +254,19 @@ RowsSum checksum_rows(const Arena& arena, std::int64_t entry, std::int64_t row, 
   return {sums[0], sums[1]};
 }
 
-RowsSum checksum_flat_rows(const ArenaLayout& layout, std::span<const float> flat,
-                           std::int64_t entry, std::int64_t row, std::int64_t rows) {
-  const ArenaEntry& e = layout.entries[entry];
-  const std::int64_t cols = layout.storages[e.storage].cols;
-  const std::int64_t first = e.global_row + row, count = rows * cols;
-  const float* values = flat.data() + e.flat_begin + row * cols;
-  std::uint32_t sums[2] = {0, 0};
-  if (layout.element == Element::f32) {
-    kernels().checksum_flat(Element::f32, values, rows, cols, first, sums);
-  } else {
-    std::vector<bf16> narrow(static_cast<std::size_t>(count));
-    kernels().to_bf16(values, narrow.data(), count);
-    kernels().checksum_flat(Element::bf16, narrow.data(), rows, cols, first, sums);
+RowsSum checksum_flat_piece(const ArenaLayout& layout, std::span<const float> flat,
+                            const Piece& p) {
+  const ArenaEntry& e = layout.entries[p.entry];
+  const std::int64_t width = layout.storages[e.storage].cols, cols = p.cols ? p.cols : width;
+  const float* values = flat.data() + e.flat_begin + p.row * width;
+  std::vector<float> some;
+  if (cols < width) {
+    some.resize(static_cast<std::size_t>(p.rows * cols));
+    for (std::int64_t r = 0; r < p.rows; ++r)
+      std::copy_n(values + r * width + p.col, cols, some.data() + r * cols);
+    values = some.data();
   }
-  return {sums[0], sums[1]};
+  return checksum_values(layout.element, values, p.rows, cols, e.global_row + p.row);
 }
 
 std::vector<RowsSum> checksum_pieces(const Arena& arena, std::span<const Piece> pieces) {
@@ -205,7 +281,7 @@ std::vector<RowsSum> checksum_pieces(const Arena& arena, std::span<const Piece> 
     const std::int64_t row_bytes = view.cols * size_of(view.element);
     // Rows of an odd number of bf16 end in half a word.
     if (arena.place() == Place::cpu || row_bytes % 4 != 0) {
-      out[i] = checksum_rows(arena, p.entry, p.row, p.rows);
+      out[i] = checksum_piece(arena, p);
       continue;
     }
     const std::int64_t words = row_bytes / 4;

@@ -71,6 +71,10 @@ TransferPlan make_transfer_plan(const std::vector<TransferSide>& sources,
                  "{}: shape {} at trainer rank {}, {} at engine rank {}", target.hf_name,
                  show(source.hf_shape), h->rank, show(target.hf_shape), t);
         const std::int64_t first = target.global_row + row - h->global_row;
+        const std::int64_t col = target.global_col - source.global_col;
+        TD_CHECK(col >= 0 && col + cols <= from.storages[source.storage].cols,
+                 "{}: engine rank {} needs columns [{}, {}), trainer rank {} does not hold them",
+                 target.hf_name, t, target.global_col, target.global_col + cols, h->rank);
         TransferBox box{.source_rank = h->rank,
                         .target_rank = static_cast<std::int64_t>(t),
                         .source_entry = h->entry,
@@ -78,6 +82,7 @@ TransferPlan make_transfer_plan(const std::vector<TransferSide>& sources,
                         .source_row = first,
                         .target_row = row,
                         .rows = std::min(target.rows - row, h->rows - first),
+                        .source_col = col,
                         .row_elements = cols};
         box.in_place = targets[t].shares_arena && sources[h->rank].shares_arena &&
                        sources[h->rank].process == targets[t].process;

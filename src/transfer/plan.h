@@ -2,8 +2,8 @@
 // layouts to a list of boxes. Every way of moving (in place, broadcast, p2p, disk) executes the
 // same plan.
 //
-// A box is a range of rows of one Hugging Face tensor: where it lies at its source and where at its
-// target. Which source serves a row that several hold is fixed: the target's own process if it
+// A box is a range of rows of one Hugging Face tensor, whole or some of its columns: where it lies
+// at its source and where at its target, which holds nothing else of these rows. Which source serves a row that several hold is fixed: the target's own process if it
 // holds it, else they take turns by entry, so that every owner sends its share. Invariant: every
 // row of every target entry is covered exactly once.
 #pragma once
@@ -21,7 +21,8 @@ struct TransferBox {
   std::int64_t source_entry = 0, target_entry = 0;  // indices into their entries
   std::int64_t source_row = 0, target_row = 0;      // local to the entries
   std::int64_t rows = 0;
-  std::int64_t row_elements = 0;
+  std::int64_t source_col = 0;    // where the target's columns begin in the source's rows
+  std::int64_t row_elements = 0;  // columns of the target
   bool in_place = false;  // source and target are the same memory
 };
 

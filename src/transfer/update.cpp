@@ -51,7 +51,7 @@ MoveReport WeightUpdate::move(std::int64_t version) {
   for (std::size_t i = 0; i < sent.size(); ++i) {
     const TransferBox& b = setup_.plan.boxes[i];
     if (!leaves_here(b) || sent_later(b) || setup_.copies_on_gpu(b)) continue;
-    pieces.push_back({b.source_entry, b.source_row, b.rows});
+    pieces.push_back(source_piece(b));
     boxes.push_back(i);
   }
   if (!pieces.empty()) {
@@ -87,9 +87,9 @@ CheckReport WeightUpdate::check(std::span<const float> flat) const {
     const TransferBox& b = setup_.plan.boxes[i];
     const auto box = static_cast<std::int64_t>(i);
     if (setup_.source_process[b.source_rank] == setup_.process)
-      report.fresh.push_back({box, tensor_of(b),
-                              checksum_flat_rows(setup_.source_layouts[b.source_rank], flat,
-                                                 b.source_entry, b.source_row, b.rows)});
+      report.fresh.push_back(
+          {box, tensor_of(b),
+           checksum_flat_piece(setup_.source_layouts[b.source_rank], flat, source_piece(b))});
     if (setup_.target_process[b.target_rank] == setup_.process)
       report.served.push_back(
           {box, tensor_of(b), checksum_rows(*setup_.served, b.target_entry, b.target_row, b.rows)});

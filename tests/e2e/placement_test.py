@@ -100,6 +100,24 @@ class Placement(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual(self.rows(name, flags), self.wanted)
 
+    @unittest.skipIf(DEVICE == "cuda", "not run: an engine on GPUs has one rank")
+    def test_row_parallel_engines_differ_by_rounding_and_repeat_themselves(self):
+        fast = ["--no-true-on-policy-mode"]
+        two = [*fast, "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "2",
+               "--rollout-num-gpus-per-engine", "2"]
+        four = [*fast, *PLACEMENTS["colocated-4-tp4"]]  # two ranks hold each key/value head
+        for name, flags in [("fast-2", two), ("fast-4", four)]:
+            with self.subTest(name):
+                rows = self.rows(name, flags)
+                for row in rows:
+                    self.assertGreater(row["train/train_rollout_logprob_abs_diff_max"], 0)
+                    self.assertLess(row["train/train_rollout_logprob_abs_diff_max"], 1e-4)
+                self.assertAlmostEqual(rows[0]["train/grad_norm"], self.wanted[0]["train/grad_norm"],
+                                       delta=1e-3 * self.wanted[0]["train/grad_norm"])
+                self.assertEqual(rows, self.rows(f"{name}-again", flags))
+        # An engine of one rank cuts nothing.
+        self.assertEqual(self.rows("fast-1", [*fast, "--colocate"]), self.wanted)
+
     @unittest.skipIf(NO_TWO, NO_TWO)
     def test_the_cost_of_an_update_stands_in_the_row(self):
         self.rows("cost", SPLIT)
@@ -160,6 +178,9 @@ class Placement(unittest.TestCase):
                 (1, ["--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "3"],
                  "num_attention_heads 4, intermediate_size 80, num_key_value_heads 2 cannot be shared "
                  "evenly by them; 1, 2, 4 fit"),
+                (1, ["--rollout-num-gpus", "8", "--rollout-num-gpus-per-engine", "8",
+                     "--no-true-on-policy-mode"],
+                 "num_attention_heads 4 cannot be shared evenly by them; 1, 2, 4 fit"),
                 (1, SPLIT + ["--num-gpus-per-node", "1"], "2 ranks wanted")]:
             with self.subTest(part):
                 text = self.rows("refused", flags, code=code)

@@ -8,10 +8,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include "base/json.h"
 
+#include "checkpoint/weights.h"
 #include "golden/device.h"
 #include "rank/worker.h"
 #include "trainer/packed_batch.h"
@@ -169,6 +172,71 @@ std::vector<std::string> tiny_models() {
     names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// Log-probabilities of a sequence from one of an engine's ranks, all its rows in one call.
+std::vector<float> parallel_log_probs(const HfFolder& folder, const Ids& ids, Group& group,
+                                      Element element, ShardRule rule) {
+  const ModelConfig& config = folder.config();
+  Arena part(make_arena_layout(config, element, group.rank(), group.size(), Place::cpu, rule));
+  load_arena(folder, part);
+  Model model(config, part, &group, nullptr);
+  const auto rows = static_cast<std::int64_t>(ids.size());
+  const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
+  KvPool pool(model.attention_shape(), element, config.num_layers, blocks, Place::cpu);
+  std::vector<std::int32_t> block_ids, positions;
+  std::vector<std::int64_t> all;
+  AttentionContext context{.pool = &pool, .segments = {}, .writes = {}, .plan = {}};
+  for (std::int64_t b = 0; b < blocks; ++b) block_ids.push_back(static_cast<std::int32_t>(b));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    positions.push_back(static_cast<std::int32_t>(r));
+    context.writes.push_back({r, r});
+    all.push_back(r);
+  }
+  context.segments.push_back({.row_begin = 0,
+                              .num_rows = rows,
+                              .position_begin = 0,
+                              .blocks = block_ids.data(),
+                              .num_blocks = blocks});
+  const c10::InferenceMode no_gradients;
+  const at::Tensor z = model.logits(model.forward(ids, positions, context), all);
+  const at::Tensor log_probs = at::log_softmax(z.to(at::kDouble), 1);
+  std::vector<float> out;
+  for (std::int64_t r = 0; r + 1 < rows; ++r)
+    out.push_back(log_probs[r][ids[static_cast<std::size_t>(r) + 1]].item<float>());
+  return out;
+}
+
+// Engines of two ranks with a key/value head each, and of four that share two;
+// exact and row-parallel.
+TEST(TensorParallel, AgreesWithTransformers) {
+  if (tested_place() != Place::cpu) GTEST_SKIP() << "on GPUs an engine has one rank";
+  const std::string path = kGolden + "tiny/llama_parallel";
+  const Json expected = read_json_file(path + "/expected.json");
+  const HfFolder folder = HfFolder::open(path);
+  const Store server = Store::serve("127.0.0.1", 0, 30);
+  int groups = 0;
+  for (const ShardRule rule : {ShardRule::exact, ShardRule::row_parallel})
+    for (const int size : {2, 4})
+      for (const Json& sequence : expected.at("sequences")) {
+        const auto ids = sequence.at("input_ids").get<Ids>();
+        const auto want = sequence.at("logprobs").get<std::vector<double>>();
+        const std::string name = fmt::format("tp/{}", groups++);
+        std::vector<std::vector<float>> got(static_cast<std::size_t>(size));
+        std::vector<std::thread> ranks;
+        for (int r = 0; r < size; ++r)
+          ranks.emplace_back([&, r] {
+            const Store client = Store::connect("127.0.0.1", server.port(), 30);
+            Group group = Group::gloo(client, name, r, size);
+            got[r] = parallel_log_probs(folder, ids, group, Element::f32, rule);
+          });
+        for (std::thread& rank : ranks) rank.join();
+        for (const auto& rank : got) {
+          ASSERT_EQ(rank.size(), want.size());
+          for (std::size_t i = 0; i < want.size(); ++i)
+            ASSERT_NEAR(rank[i], want[i], 1e-4) << size << " ranks, token " << i + 1;
+        }
+      }
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyModel, testing::ValuesIn(tiny_models()),

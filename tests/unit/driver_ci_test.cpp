@@ -71,7 +71,7 @@ TEST(CiTest, EachInvariantHasItsBound) {
             {"train/train_rollout_logprob_abs_diff_max = 1e-07 over 8 samples"}},
            {"gap of a fast mode",
             [](auto&c2, auto&r, auto&) {
-              c2.compute.device = Device::cuda;
+              c2.compute.true_on_policy_mode = false;
               r.steps[0].rollout_abs_diff_max = 1e-7;
               r.steps[1].means["train/train_rollout_logprob_abs_diff"] = 0.04;
             },

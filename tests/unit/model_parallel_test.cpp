@@ -1,9 +1,12 @@
-// Arena tables and tensor parallelism: two ranks over Gloo (as threads) give the logits of one rank
-// bit for bit, and every Hugging Face row lies where the table says.
+// Arena tables and tensor parallelism: several ranks over Gloo (as threads) give the logits of one
+// rank bit for bit, or to rounding where they cut sums (row-parallel), and every Hugging Face row
+// lies where the table says.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -68,13 +71,14 @@ void fill(Arena& arena) {
     std::vector<float> rows(static_cast<std::size_t>(e.rows * cols));
     for (std::int64_t r = 0; r < e.rows; ++r)
       for (std::int64_t c = 0; c < cols; ++c)
-        rows[r * cols + c] = value(e.hf_name, e.global_row + r, c);
+        rows[r * cols + c] = value(e.hf_name, e.global_row + r, e.global_col + c);
     arena.write_rows(e, 0, e.rows, rows.data());
   }
 }
 
-std::vector<float> logits(const ModelConfig& config, Element element, Group& group) {
-  Arena arena(make_arena_layout(config, element, group.rank(), group.size()));
+std::vector<float> logits(const ModelConfig& config, Element element, Group& group,
+                          ShardRule rule = ShardRule::exact) {
+  Arena arena(make_arena_layout(config, element, group.rank(), group.size(), Place::cpu, rule));
   fill(arena);
   Model model(config, arena, &group, nullptr);
   const c10::AutoGradMode no_grad(false);
@@ -100,7 +104,8 @@ std::vector<float> logits(const ModelConfig& config, Element element, Group& gro
 }
 
 // The logits of every rank of `size` over Gloo, as threads.
-std::vector<std::vector<float>> on_ranks(const ModelConfig& config, Element e, int size) {
+std::vector<std::vector<float>> on_ranks(const ModelConfig& config, Element e, int size,
+                                         ShardRule rule = ShardRule::exact) {
   const Store server = Store::serve("127.0.0.1", 0, 30);
   std::vector<std::vector<float>> out(static_cast<std::size_t>(size));
   std::vector<std::thread> ranks;
@@ -108,7 +113,7 @@ std::vector<std::vector<float>> on_ranks(const ModelConfig& config, Element e, i
     ranks.emplace_back([&, r] {
       const Store client = Store::connect("127.0.0.1", server.port(), 30);
       Group group = Group::gloo(client, "tp", r, size);
-      out[r] = logits(config, e, group);
+      out[r] = logits(config, e, group, rule);
     });
   for (auto& t : ranks) t.join();
   return out;
@@ -129,6 +134,75 @@ TEST(TensorParallel, SeveralRanksGiveTheLogitsOfOne) {
               << ranks << " ranks, " << kv_heads << " key/value heads";
         }
       }
+}
+
+// Row-parallel ranks cut two sums of a layer: near to one rank, not equal to it, equal to each
+// other and the same each time. 4 ranks have 11 columns of down and, with heads of 7, 7 of o.
+TEST(TensorParallel, RowParallelRanksAgreeToRounding) {
+  for (ModelConfig config : variants())
+    for (Element e : {Element::f32, Element::bf16})
+      for (const auto& [ranks, kv_heads, head_dim] :
+           {std::tuple(2, 2, 6), {2, 1, 6}, {4, 2, 6}, {4, 1, 7}, {4, 4, 6}}) {
+        // Odd heads: where a part is turned. In bf16 one layout says enough.
+        if (head_dim == 7 && config.ropes[0].rotary_dim == 0) continue;
+        if (e == Element::bf16 && (ranks != 4 || kv_heads != 2)) continue;
+        config.num_kv_heads = kv_heads;
+        config.head_dim = head_dim;
+        config.vocab_size = 68;
+        Group alone = Group::alone("tp");
+        const auto one = logits(config, e, alone);
+        const auto several = on_ranks(config, e, ranks, ShardRule::row_parallel);
+        double largest = 0, scale = 0;
+        for (std::size_t i = 0; i < one.size(); ++i) {
+          scale = std::max<double>(scale, std::abs(one[i]));
+          largest = std::max<double>(largest, std::abs(one[i] - several[0][i]));
+        }
+        EXPECT_LT(largest, (e == Element::f32 ? 1e-5 : 0.02) * scale)
+            << ranks << " ranks, " << kv_heads << " key/value heads";
+        if (e == Element::f32) {
+          EXPECT_GT(largest, 0.0);
+        }
+        for (const auto& rank : several) EXPECT_EQ(several[0], rank);
+      }
+  const auto once = on_ranks(tiny(false), Element::f32, 2, ShardRule::row_parallel);
+  EXPECT_EQ(once, on_ranks(tiny(false), Element::f32, 2, ShardRule::row_parallel));
+}
+
+TEST(TensorParallel, RowParallelCutsTheColumnsOfTwoMatrices) {
+  ModelConfig c = tiny(false);
+  c.o_bias = c.mlp_bias = true;
+  c.vocab_size = 64;
+  std::map<std::string, std::int64_t> cut;
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    const auto layout =
+        make_arena_layout(c, Element::f32, rank, 4, Place::cpu, ShardRule::row_parallel);
+    for (const ArenaEntry& e : layout.entries) {
+      if (!e.hf_name.starts_with("model.layers.1.")) continue;
+      const ArenaStorage& s = layout.storages[e.storage];
+      if (e.hf_name.ends_with("o_proj.weight") || e.hf_name.ends_with("down_proj.weight")) {
+        EXPECT_EQ(e.rows, c.hidden_size);
+        EXPECT_EQ(e.global_col, rank * s.cols);
+        EXPECT_EQ(s.cols * 4, e.hf_shape[1]);
+        ++cut[e.hf_name];
+      } else {
+        EXPECT_EQ(e.global_col, 0) << e.hf_name;
+      }
+      if (e.hf_name.ends_with("o_proj.bias") || e.hf_name.ends_with("down_proj.bias")) {
+        EXPECT_EQ(e.rows, c.hidden_size) << e.hf_name;
+      }
+    }
+  }
+  EXPECT_EQ(cut.size(), 2u);
+  // No rank has a part of the hidden elements, so any number of them will do.
+  c.hidden_size = 30;
+  c.vocab_size = 66;
+  EXPECT_EQ(
+      tensor_parallel_fault(c, 4, ShardRule::row_parallel),
+      "4 tensor-parallel ranks found, but vocab_size 66 cannot be shared evenly by them; 1, 2 "
+      "fit");
+  c.vocab_size = 64;
+  EXPECT_EQ(tensor_parallel_fault(c, 4, ShardRule::row_parallel), "");
+  EXPECT_NE(tensor_parallel_fault(c, 4, ShardRule::exact), "");
 }
 
 TEST(TensorParallel, WidthsThatDoNotFitAreRefusedWithThoseThatDo) {

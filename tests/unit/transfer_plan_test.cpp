@@ -26,9 +26,11 @@ ModelConfig tiny() {
   return c;
 }
 
-std::vector<ArenaLayout> layouts(std::int64_t n, Element e = Element::f32) {
+std::vector<ArenaLayout> layouts(std::int64_t n, Element e = Element::f32,
+                                 ShardRule rule = ShardRule::exact) {
   std::vector<ArenaLayout> out;
-  for (std::int64_t r = 0; r < n; ++r) out.push_back(make_arena_layout(tiny(), e, r, n));
+  for (std::int64_t r = 0; r < n; ++r)
+    out.push_back(make_arena_layout(tiny(), e, r, n, Place::cpu, rule));
   return out;
 }
 
@@ -68,6 +70,27 @@ TEST(TransferPlan, CoversEveryRowOnceForAnyCut) {
         EXPECT_LE(b.source_row + b.rows, source.rows);
       }
     }
+}
+
+TEST(TransferPlan, RowParallelRanksTakeTheirColumns) {
+  for (std::int64_t to : {2, 4}) {
+    const auto s = layouts(1), t = layouts(to, Element::bf16, ShardRule::row_parallel);
+    const auto plan = make_transfer_plan(sides(s, false, 0), sides(t, false, 10));
+    expect_covered(plan, t);
+    std::map<std::string, std::int64_t> elements;  // of matrices that are cut by columns
+    for (const TransferBox& b : plan.boxes) {
+      const ArenaEntry& target = t[b.target_rank].entries[b.target_entry];
+      EXPECT_EQ(b.source_col, target.global_col);
+      if (b.row_elements < target.hf_shape.back())
+        elements[target.hf_name] += b.rows * b.row_elements;
+    }
+    EXPECT_EQ(elements.size(), 4u);  // o_proj and down_proj of two layers
+    for (const auto& [name, count] : elements)
+      EXPECT_EQ(count, 24 * (name.ends_with("o_proj.weight") ? 24 : 40)) << name;
+  }
+  // The other way round no rank has all that is needed.
+  const auto cut = layouts(2, Element::f32, ShardRule::row_parallel), whole = layouts(1);
+  EXPECT_THROW(make_transfer_plan(sides(cut, false, 0), sides(whole, false, 10)), Error);
 }
 
 TEST(TransferPlan, TakesFromItsOwnProcessFirst) {

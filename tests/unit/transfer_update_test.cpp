@@ -42,6 +42,8 @@ struct Case {
   int trainers, engines, width;
   Element element;
   std::int64_t bucket;
+  ShardRule rule = ShardRule::exact;
+  std::int64_t intermediate = 40;
 };
 
 struct FakeEngine {
@@ -58,14 +60,16 @@ struct FakeEngine {
 // One process: trainers come first, then engine ranks.
 struct Process {
   Process(const Case& c, Store& store, int process) {
-    const ModelConfig model = tiny();
+    ModelConfig model = tiny();
+    model.intermediate_size = c.intermediate;
     std::vector<TransferSide> sources, targets;
     for (int i = 0; i < c.trainers; ++i) {
       setup.source_layouts.push_back(make_arena_layout(model, c.element));
       setup.source_process.push_back(i);
     }
     for (int i = 0; i < c.engines * c.width; ++i) {
-      setup.target_layouts.push_back(make_arena_layout(model, c.element, i % c.width, c.width));
+      setup.target_layouts.push_back(
+          make_arena_layout(model, c.element, i % c.width, c.width, Place::cpu, c.rule));
       setup.target_process.push_back(c.trainers + i);
     }
     for (int i = 0; i < c.trainers; ++i) sources.push_back({&setup.source_layouts[i], i, false});
@@ -126,7 +130,9 @@ TEST_P(Ways, EveryEngineHoldsTheTrainersValues) {
   for (auto& t : threads) t.join();
   for (const std::string& fault : faults) ASSERT_EQ(fault, "");
 
-  const ArenaLayout whole = make_arena_layout(tiny(), c.element);
+  ModelConfig model = tiny();
+  model.intermediate_size = c.intermediate;
+  const ArenaLayout whole = make_arena_layout(model, c.element);
   const std::vector<float> want = numbers(whole.flat_elements);
   std::map<std::int64_t, RowsSum> sent, received;
   for (const MoveReport& r : reports) {
@@ -156,8 +162,13 @@ TEST_P(Ways, EveryEngineHoldsTheTrainersValues) {
       arena.read_rows(e, 0, e.rows, got.data());
       const auto all = std::find_if(whole.entries.begin(), whole.entries.end(),
                                     [&](const ArenaEntry& w) { return w.hf_name == e.hf_name; });
-      const auto from = want.begin() + all->flat_begin + e.global_row * cols;
-      EXPECT_TRUE(std::equal(got.begin(), got.end(), from)) << e.hf_name << " of process " << p;
+      const std::int64_t width = whole.storages[all->storage].cols;
+      for (std::int64_t r = 0; r < e.rows; ++r) {
+        const auto from =
+            want.begin() + all->flat_begin + (e.global_row + r) * width + e.global_col;
+        ASSERT_TRUE(std::equal(from, from + cols, got.begin() + r * cols))
+            << e.hf_name << " row " << r << " of process " << p;
+      }
     }
   }
 }
@@ -176,7 +187,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{true, false, 3, 1, 4, Element::bf16, 1024},
                       Case{false, true, 3, 1, 4, Element::f32, 4096},
                       Case{false, false, 2, 2, 1, Element::f32, 4096},
-                      Case{true, false, 4, 2, 1, Element::f32, 4096}));
+                      Case{true, false, 4, 2, 1, Element::f32, 4096},
+                      // row-parallel: pairs of columns, and 11 or 12 elements that are none
+                      Case{true, true, 1, 1, 2, Element::bf16, 4096, ShardRule::row_parallel},
+                      Case{true, false, 2, 1, 4, Element::bf16, 1024, ShardRule::row_parallel},
+                      Case{false, false, 1, 2, 2, Element::f32, 4096, ShardRule::row_parallel},
+                      Case{false, true, 2, 1, 4, Element::bf16, 4096, ShardRule::row_parallel, 44},
+                      Case{true, false, 1, 1, 4, Element::bf16, 4096, ShardRule::row_parallel, 44},
+                      Case{false, false, 1, 1, 4, Element::bf16, 1 << 20, ShardRule::row_parallel,
+                           44}));
 
 // With two engine arenas a weight that arrives changed is seen by its sum and not served.
 TEST(WeightUpdate, ABrokenMoveLeavesWhatIsServed) {

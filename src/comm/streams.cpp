@@ -2,6 +2,7 @@
 // instead, which wakes it once a piece and not once a packet.
 #include "comm/streams.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -23,8 +24,9 @@ std::string key_of(const std::string& name, int process) {
   return fmt::format("streams/{}/{}", name, process);
 }
 
-// Blocking calls end after the limit, as poll does.
+// Calls block, and end after the limit as poll does.
 void set_limits(int fd, double seconds) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   const auto whole = static_cast<time_t>(seconds);
   const timeval limit{whole,
                       static_cast<suseconds_t>((seconds - static_cast<double>(whole)) * 1e6)};
@@ -92,19 +94,19 @@ ByteStreams::ByteStreams(Store& store, std::string name, int process, std::vecto
     Fd fd =
         connect_to(std::string(words[0]),
                    static_cast<std::uint16_t>(std::stoi(std::string(words[1]))), deadline, what);
-    set_limits(fd.get(), timeout_seconds_);
     const std::string hello = fmt::format("{} {} {}\n", words[2], process_, r.number);
     TD_CHECK(write_bytes(fd.get(), hello, deadline) == PipeState::ok, "{}: it closed at once",
              what);
+    set_limits(fd.get(), timeout_seconds_);
     sending_.push_back(std::move(fd));
   }
   for (std::size_t missing = from_.size(); missing > 0;) {
     Fd fd = accept_from(
         listener, deadline,
         fmt::format("{}: {} of {} connections missing", describe(), missing, from_.size()));
-    set_limits(fd.get(), timeout_seconds_);
     std::string hello;
     if (read_line(fd.get(), hello, 64, deadline.within(5)) != PipeState::ok) continue;
+    set_limits(fd.get(), timeout_seconds_);
     for (std::size_t i = 0; i < from_.size(); ++i)
       if (!receiving_[i] &&
           hello == fmt::format("{} {} {}", secret, from_[i].peer, from_[i].number)) {

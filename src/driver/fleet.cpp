@@ -111,15 +111,21 @@ RankUsage Fleet::usage(Deadline deadline) {
 
 UpdateTimes Fleet::update_weights(const UpdateCall& call, Deadline deadline) {
   const double start = monotonic_seconds();
-  if (call.pause)
-    for (auto& engine : engines_) engine->pause(*call.pause, deadline);
-  const double paused = monotonic_seconds();
-  UpdateTimes times = update_->update(call.version, call.since_write, deadline);
+  const auto pause = [&] {
+    if (call.pause)
+      for (auto& engine : engines_) engine->pause(*call.pause, deadline);
+  };
+  if (!call.moves_aside) pause();
+  const double begun = monotonic_seconds();
+  UpdateTimes times =
+      update_->update(call.version, call.since_write, deadline,
+                      call.pause && call.moves_aside ? pause : std::function<void()>());
   const double updated = monotonic_seconds();
   if (call.pause) {
     for (auto& engine : engines_) engine->resume(deadline);
-    times.pause_seconds = paused - start + monotonic_seconds() - updated;
-    times.seconds += times.pause_seconds;
+    const double outside = begun - start + monotonic_seconds() - updated;
+    times.pause_seconds += outside;
+    times.seconds += outside;
   }
   if (call.check) update_->check(call.version, deadline);
   return times;

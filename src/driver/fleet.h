@@ -39,13 +39,15 @@ class Fleet {
   std::vector<EngineClient*> engines();
   TrainerClient& trainer() { return *trainer_; }
   // The trainer's present weights as `version`: moved, verified, served by all engines; with
-  // `check`, compared anew afterwards. Engines that write answers meanwhile are paused for it;
-  // without `pause` none may. See UpdateClient::update for since_write.
+  // `check`, compared anew afterwards. Engines that write answers meanwhile are paused for it, with
+  // moves_aside for the swap only; without `pause` none may. See UpdateClient::update for
+  // since_write.
   struct UpdateCall {
     std::int64_t version = 0;
     bool since_write = true;
     bool check = false;
     std::optional<PauseMode> pause;
+    bool moves_aside = false;  // the engines have a second copy of their weights
   };
   UpdateTimes update_weights(const UpdateCall& call, Deadline deadline);
   RankUsage usage(Deadline deadline);

@@ -86,6 +86,8 @@ const Declarations& train_declarations() {
       {"perf/update_weights_swap_time", Reduction::max, "seconds of both ends' switch"},
       {"perf/update_weights_pause_time", Reduction::max,
        "seconds of pausing and continuing answers that were being written"},
+      {"perf/update_weights_decoded_tokens", Reduction::sum,
+       "tokens that engines sampled with the old weights while the new ones moved"},
       {"perf/rollout_wait_time", Reduction::max,
        "seconds after training in which the next rollout was waited for (--async-steps)"},
       {"perf/trainer_utilization", Reduction::mean,
@@ -200,7 +202,10 @@ void add_update_metrics(Row& row, const UpdateTimes& times) {
   row.add("perf/update_weights_move_time", times.move_seconds);
   row.add("perf/update_weights_verify_time", times.verify_seconds);
   row.add("perf/update_weights_swap_time", times.swap_seconds);
-  if (times.pause_seconds > 0) row.add("perf/update_weights_pause_time", times.pause_seconds);
+  if (times.pause_seconds > 0) {
+    row.add("perf/update_weights_pause_time", times.pause_seconds);
+    row.add("perf/update_weights_decoded_tokens", static_cast<double>(times.decoded_tokens));
+  }
 }
 
 void add_version_metrics(Row& row, std::span<const Sample> samples, std::int64_t trainer_version) {

@@ -475,7 +475,8 @@ UpdateTimes TrainLoop::update_weights() {
                          .since_write = config_.rollout.async_steps == 0,
                          .check = t.check_weight_update_equal ||
                                   (train.ci_test && !train.ci_disable_weight_update_checker),
-                         .pause = {}};
+                         .pause = {},
+                         .moves_aside = t.update_weight_double_buffer};
   if (ahead_.running()) call.pause = pause_mode(t.pause_generation_mode);
   const UpdateTimes times = fleet_->update_weights(call, control());
   served_version_ = trainer_version_;

@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <ATen/Parallel.h>
+
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -14,6 +16,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "base/work_thread.h"
 #include "checkpoint/weights.h"
 #include "cluster/lifeline.h"
 #include "cluster/placement.h"
@@ -206,6 +209,11 @@ class RankProcess {
     if (assignment_.rank + 1 == setup_.num_processes)
       way = make_broken_transfer(setup_, std::move(way), config_.debug.debug_break_update);
     update_ = std::make_unique<WeightUpdate>(setup_, std::move(way), std::move(side));
+    if (staging_ && !role_.trains() && place_ == Place::cpu) {
+      move_thread_.emplace();
+      move_thread_->post(
+          [] { at::init_num_threads(); });  // a team as large as the compute thread's
+    }
   }
 
   std::unique_ptr<Transfer> make_way() {
@@ -231,6 +239,7 @@ class RankProcess {
     EngineSide side;
     if (leader_) {
       side.version = [this] { return leader_->engine().weight_version(); };
+      side.tokens_sampled = [this] { return leader_->mailbox().stats().tokens_sampled; };
       side.quiet = [this] {
         const EngineStats s = leader_->engine().stats();
         return leader_->engine().paused() || (s.running == 0 && s.waiting == 0);
@@ -239,6 +248,7 @@ class RankProcess {
       side.version = [this] { return follower_version_; };
       side.quiet = [] { return true; };  // its leader answers for both
     }
+    side.moves_aside = staging_ != nullptr;
     if (leader_ && engine_arena_ && !staging_) side.overwrite = [this] { leader_->unpublish(); };
     side.swap = [this](std::int64_t version) {
       if (staging_) engine_arena().swap_memory(*staging_);
@@ -293,6 +303,10 @@ class RankProcess {
     add_weight_routes(
         server_,
         {.post = post,
+         .post_move =
+             move_thread_
+                 ? [this](std::function<void()> work) { move_thread_->post(std::move(work)); }
+                 : std::function<void(std::function<void()>)>(post),
          .last_write =
              [this] { return trainer_ ? trainer_->progress.last_write.exchange(0.0) : 0.0; },
          .gather = [this] { return gather_masters(); }},
@@ -346,6 +360,7 @@ class RankProcess {
   BusyClock trainer_busy_, engine_busy_;
   TransferSetup setup_;
   std::unique_ptr<WeightUpdate> update_;
+  std::optional<WorkThread> move_thread_;  // empty: moves take turns with the other work
   http::Server server_;
 };
 

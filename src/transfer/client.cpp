@@ -63,7 +63,8 @@ UpdateClient::Answers UpdateClient::call(const std::string& path, std::int64_t v
   return answers;
 }
 
-UpdateTimes UpdateClient::update(std::int64_t version, bool since_write, Deadline deadline) {
+UpdateTimes UpdateClient::update(std::int64_t version, bool since_write, Deadline deadline,
+                                 const std::function<void()>& before_swap) {
   const double start = monotonic_seconds();
   const auto [moved, sources] = call("/weights/move", version, deadline);
   UpdateTimes times;
@@ -78,9 +79,13 @@ UpdateTimes UpdateClient::update(std::int64_t version, bool since_write, Deadlin
     most(times.verify_seconds, "verify_seconds");
     times.total_bytes += require<std::int64_t>(moved[r], "total_bytes", sources[r]);
     times.moved_bytes += require<std::int64_t>(moved[r], "moved_bytes", sources[r]);
+    times.decoded_tokens += require<std::int64_t>(moved[r], "decoded_tokens", sources[r]);
   }
   times.num_verified = verify(moved, sources, version);
+  const double pause_start = monotonic_seconds();
+  if (before_swap) before_swap();
   const double swap_start = monotonic_seconds();
+  times.pause_seconds = swap_start - pause_start;
   call("/weights/swap", version, deadline);
   times.swap_seconds = monotonic_seconds() - swap_start;
   times.seconds = (since_write ? waited : 0) + monotonic_seconds() - start;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct UpdateTimes {
   double announce_seconds = 0, move_seconds = 0, verify_seconds = 0, swap_seconds = 0;
   std::int64_t total_bytes = 0, moved_bytes = 0;  // over all engine ranks
   std::int64_t num_verified = 0;                  // boxes compared
+  std::int64_t decoded_tokens = 0;                // that engines sampled while weights moved
 };
 
 class UpdateClient {
@@ -29,8 +31,10 @@ class UpdateClient {
 
   // All engines serve `version` on return. Error naming the rank that failed, or tensor and ranks
   // of a box that differs; no engine has swapped then. since_write: count from the optimizer's last
-  // write; else from the call, if something else was waited for.
-  UpdateTimes update(std::int64_t version, bool since_write, Deadline deadline);
+  // write; else from the call, if something else was waited for. before_swap (may be empty): makes
+  // engines rest that went on while weights moved; its time counts as pause.
+  UpdateTimes update(std::int64_t version, bool since_write, Deadline deadline,
+                     const std::function<void()>& before_swap = {});
   // That every engine serves `version`, and in each tensor what the trainer's master weights give.
   // Error naming the ranks, the tensor and both checksums. Returns the boxes compared.
   std::int64_t check(std::int64_t version, Deadline deadline);

@@ -3,9 +3,10 @@
 // same plan.
 //
 // A box is a range of rows of one Hugging Face tensor, whole or some of its columns: where it lies
-// at its source and where at its target, which holds nothing else of these rows. Which source serves a row that several hold is fixed: the target's own process if it
-// holds it, else they take turns by entry, so that every owner sends its share. Invariant: every
-// row of every target entry is covered exactly once.
+// at its source and where at its target, which holds nothing else of these rows. Which source
+// serves a row that several hold is fixed: the target's own process if it holds it, else they take
+// turns by entry, so that every owner sends its share. Invariant: every row of every target entry
+// is covered exactly once.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct TransferBox {
   std::int64_t rows = 0;
   std::int64_t source_col = 0;    // where the target's columns begin in the source's rows
   std::int64_t row_elements = 0;  // columns of the target
-  bool in_place = false;  // source and target are the same memory
+  bool in_place = false;          // source and target are the same memory
 };
 
 struct TransferPlan {

@@ -32,25 +32,27 @@ void answer(const http::Respond& respond, const std::function<Json()>& work) {
 void add_weight_routes(http::Server& server, WeightHooks hooks, WeightUpdate& update) {
   const auto& post = hooks.post;
   const auto& last_write = hooks.last_write;
-  server.route("POST", "/weights/move",
-               [post, &update, last_write](http::Request request, http::Respond respond) {
-                 const std::int64_t version = version_of(request);
-                 post([=, &update] {
-                   answer(respond, [&] {
-                     const double start = monotonic_seconds(), written = last_write();
-                     const MoveReport r = update.move(version);
-                     return Json{{"weight_version", r.version},
-                                 {"waited_seconds", written > 0 ? start - written : 0.0},
-                                 {"announce_seconds", r.announce_seconds},
-                                 {"move_seconds", r.move_seconds},
-                                 {"verify_seconds", r.verify_seconds},
-                                 {"total_bytes", r.total_bytes},
-                                 {"moved_bytes", r.moved_bytes},
-                                 {"sent", sums_json(r.sent)},
-                                 {"received", sums_json(r.received)}};
-                   });
-                 });
-               });
+  server.route(
+      "POST", "/weights/move",
+      [post = hooks.post_move, &update, last_write](http::Request request, http::Respond respond) {
+        const std::int64_t version = version_of(request);
+        post([=, &update] {
+          answer(respond, [&] {
+            const double start = monotonic_seconds(), written = last_write();
+            const MoveReport r = update.move(version);
+            return Json{{"weight_version", r.version},
+                        {"waited_seconds", written > 0 ? start - written : 0.0},
+                        {"announce_seconds", r.announce_seconds},
+                        {"move_seconds", r.move_seconds},
+                        {"verify_seconds", r.verify_seconds},
+                        {"total_bytes", r.total_bytes},
+                        {"moved_bytes", r.moved_bytes},
+                        {"decoded_tokens", r.decoded_tokens},
+                        {"sent", sums_json(r.sent)},
+                        {"received", sums_json(r.received)}};
+          });
+        });
+      });
   server.route(
       "POST", "/weights/swap", [post, &update](http::Request request, http::Respond respond) {
         const std::int64_t version = version_of(request);

@@ -35,10 +35,11 @@ MoveReport WeightUpdate::move(std::int64_t version) {
     TD_CHECK(version > served,
              "weight update: version {} announced while the engine serves {}; a later one wanted",
              version, served);
-    TD_CHECK(engine_->quiet(),
-             "weight update: the engine still runs samples on version {}; pause it first", served);
+    if (!engine_->moves_aside) check_quiet();
   }
   if (engine_ && engine_->overwrite) engine_->overwrite();
+  const bool counts = engine_ && engine_->tokens_sampled;
+  const std::int64_t sampled_before = counts ? engine_->tokens_sampled() : 0;
   report.announce_seconds = lap();
   // What others copy is added up first: they do it meanwhile.
   const auto sent_later = [&](const TransferBox& b) { return transfer_->sums_what_it_sends(b); };
@@ -69,13 +70,21 @@ MoveReport WeightUpdate::move(std::int64_t version) {
     if (!b.in_place && setup_.target_process[b.target_rank] == setup_.process)
       report.received.push_back({box, tensor_of(b), sums[i]});
   }
+  if (counts) report.decoded_tokens = engine_->tokens_sampled() - sampled_before;
   staged_ = version;
   return report;
+}
+
+void WeightUpdate::check_quiet() const {
+  TD_CHECK(engine_->quiet(),
+           "weight update: the engine still runs samples on version {}; pause it first",
+           engine_->version());
 }
 
 void WeightUpdate::swap(std::int64_t version) {
   TD_CHECK(staged_ == version, "weight update: swap to version {} without its weights; move first",
            version);
+  if (engine_) check_quiet();
   staged_ = -1;
   if (engine_) engine_->swap(version);
 }

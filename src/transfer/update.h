@@ -4,9 +4,11 @@
 // (transfer/client.h) calls move on all ranks together, compares both ends of every box, and only
 // then calls swap on all.
 //
-// What happens on a failure before the swap: with two engine arenas (--update-weight-double-buffer)
-// nothing was overwritten and the old version goes on serving; with one the engine refuses to run
-// until an update succeeds. Trainer weights are never touched.
+// With two engine arenas (--update-weight-double-buffer) the engine may run on the old version
+// while rows move into the other one, and must rest for the swap only; so move() may then be called
+// from another thread than swap(), one after the other. On a failure before the swap nothing was
+// overwritten and the old version goes on serving. With one arena the engine rests for both, and
+// after a failure refuses to run until an update succeeds. Trainer weights are never touched.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +23,16 @@
 
 namespace tandem {
 
-// What the transaction does to the engine of its process, on the compute thread.
+// What the transaction does to the engine of its process, on the compute thread; version and
+// tokens_sampled on any.
 struct EngineSide {
-  std::function<std::int64_t()> version;   // that it serves now
-  std::function<bool()> quiet;             // no sample holds KV of the old weights
-  std::function<void()> overwrite;         // the weights that it serves are about to be written
-  std::function<void(std::int64_t)> swap;  // drop cached KV, serve this version
+  std::function<std::int64_t()> version;  // that it serves now
+  std::function<bool()> quiet;            // no sample holds KV of the old weights
+  // The weights that it serves are about to be written; may be empty.
+  std::function<void()> overwrite;
+  std::function<void(std::int64_t)> swap;             // drop cached KV, serve this version
+  bool moves_aside = false;                           // what it serves stays whole during a move
+  std::function<std::int64_t()> tokens_sampled = {};  // so far; empty: another rank counts
 };
 
 // The checksum of one box at one end.
@@ -38,8 +44,9 @@ struct BoxSum {
 
 struct MoveReport {
   std::int64_t version = 0;
-  std::int64_t total_bytes = 0;  // of weights that this process's engine holds
-  std::int64_t moved_bytes = 0;  // that were written for it
+  std::int64_t total_bytes = 0;     // of weights that this process's engine holds
+  std::int64_t moved_bytes = 0;     // that were written for it
+  std::int64_t decoded_tokens = 0;  // that its engine sampled meanwhile
   // move: its target's checksums included; verify: those of what it sends, which others' moves
   // overlap
   double announce_seconds = 0, move_seconds = 0, verify_seconds = 0;
@@ -59,16 +66,17 @@ class WeightUpdate {
   WeightUpdate(const TransferSetup& setup, std::unique_ptr<Transfer> transfer,
                std::optional<EngineSide> engine);
 
-  // Error if `version` is not the served one plus 1 or the engine still runs samples: nothing has
-  // moved then.
+  // Error if `version` does not follow the served one or the engine runs samples on what would be
+  // overwritten: nothing has moved then.
   MoveReport move(std::int64_t version);
-  // Error unless move(version) was the last call.
+  // Error unless move(version) was the last call and the engine rests.
   void swap(std::int64_t version);
   // flat: the master weights in the source arena's flat order; empty on a rank that trains nothing.
   CheckReport check(std::span<const float> flat) const;
 
  private:
   const std::string& tensor_of(const TransferBox& box) const;
+  void check_quiet() const;
 
   const TransferSetup& setup_;
   std::unique_ptr<Transfer> transfer_;

@@ -3,6 +3,7 @@ answers are one weight version old and said to be, the correction is on, a broke
 the unbroken one bit for bit, and faults end it as they end a synchronous run. And the ways of updating
 weights while answers are being written."""
 
+import json
 import os
 import re
 import signal
@@ -130,6 +131,27 @@ class Async(TinyRun):
                     self.assertEqual(max(mixed), 0)
                 else:
                     self.assertGreater(max(mixed), 0)
+
+    def test_engines_with_a_second_copy_go_on_while_weights_move(self):
+        # tests/unit/rank_update_test.cpp makes a move take as long as it wants; here it takes what it takes.
+        for name, flags in (("aside", []), ("aside-wide", [
+                "--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2",
+                "--update-weight-transfer-mode", "p2p", "--no-update-weight-shared-memory",
+                "--pause-generation-mode", "in_place"])):
+            with self.subTest(name):
+                self.run_tandem(*self.flags(
+                    name, "--update-weights-in-flight", "--update-weight-double-buffer",
+                    "--rollout-max-response-len", "48", "--rollout-batch-size", "2", "--num-rollout", "4",
+                    "--max-running-requests", "1", "--rollout-top-p", "0.9", *flags))
+                steps = self.steps(name)
+                mixed = [row["rollout/weight_version/mixed_version_ratio"] for row in steps]
+                print(name, "mixed versions:", mixed, "tokens during moves:",
+                      [json.loads(line).get("perf/update_weights_decoded_tokens") for line in self.lines(name)])
+                self.assertGreater(max(mixed), 0)
+                for row in steps:
+                    self.assertLessEqual(row["rollout/staleness/max"], 1)
+                    if row["train/on_policy_samples"]:
+                        self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
 
     def test_updates_at_an_interval(self):
         self.run_tandem(*self.flags("interval", "--update-weights-interval", "3"))

@@ -48,6 +48,8 @@ class Update(TinyRun):
 
     def test_a_rank_that_dies_in_the_middle_of_a_move(self):
         for name, flags in (("die-memory", []), ("die-sockets", ["--no-update-weight-shared-memory"]),
+                            ("die-p2p", ["--no-update-weight-shared-memory", "--update-weight-transfer-mode", "p2p",
+                                         "--update-weight-double-buffer"]),
                             ("die-wide", ["--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2",
                                           "--no-update-weight-shared-memory"])):
             with self.subTest(name):

@@ -78,7 +78,7 @@ class FakeRank {
                .body = fmt::format(
                    R"({{"weight_version":1,"waited_seconds":0.5,"announce_seconds":0.0,)"
                    R"("move_seconds":0.25,"verify_seconds":0.0,"total_bytes":100,)"
-                   R"("moved_bytes":60,"sent":[{}],"received":[{}]}})",
+                   R"("moved_bytes":60,"decoded_tokens":3,"sent":[{}],"received":[{}]}})",
                    sent, received)});
     });
     server_.route("POST", "/weights/swap", [this](http::Request, http::Respond respond) {
@@ -129,6 +129,7 @@ TEST(UpdateClient, SwapsOnlyWhatArrivedAsItLeft) {
     if (!c.text.empty()) continue;
     EXPECT_EQ(times.num_verified, 2);
     EXPECT_EQ(times.moved_bytes, 120);
+    EXPECT_EQ(times.decoded_tokens, 6);
     EXPECT_EQ(times.move_seconds, 0.25);
     EXPECT_GE(times.seconds, 0.5);
     EXPECT_LT(client.update(2, false, Deadline::after(10)).seconds, times.seconds);

@@ -72,7 +72,9 @@ TEST_P(Cuda, Linear) {
                             {1, 48, 64},
                             {2, 33, 8},
                             {3, 1100, 264},
-                            {4, 100, 2560}}) {
+                            {4, 100, 2560},
+                            {2, 21, 3000},
+                            {3, 9, 5000}}) {
     for (const bool with_bias : {false, true}) {
       const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e),
                  dy = values({rows, n}, e);
@@ -335,6 +337,8 @@ const std::vector<AttentionCase>& attention_cases() {
       {4, 4, 64, 9, {50}, {30, 12}},
       {2, 1, 80, 0, {31}, {5}},
       {2, 2, 256, 0, {37}, {9}},
+      {16, 2, 64, 0, {21}, {}},
+      {7, 1, 128, 0, {21}, {}},
   };
   return cases;
 }
@@ -390,14 +394,14 @@ TEST_P(Cuda, PagedAttentionInPieces) {
   for (const AttentionCase& base : attention_cases()) {
     AttentionCase c = base;
     c.responses.clear();
-    c.prompts = {45, 70, 16, 3};
+    c.prompts = {45, 70, 16, 330};
     SCOPED_TRACE("heads " + std::to_string(c.heads) + " dim " + std::to_string(c.dim) + " window " +
                  std::to_string(c.window));
     const AttentionShape shape = shape_of(c);
     const Layout layout(c);
     const auto x = values({layout.rows, shape.qkv_width()}, e);
     const auto want = reference(x, shape, layout);
-    const std::int64_t per_sequence = 6, num_blocks = 4 * per_sequence;
+    const std::int64_t per_sequence = 21, num_blocks = 4 * per_sequence;
     const auto bytes = at::dtype(scalar_type(e)).device(gpu());
     // Poison: what is read without having been written shows.
     auto k = at::full({num_blocks, 16, c.kv_heads, c.dim}, NAN, bytes), v = k.clone();
@@ -412,7 +416,7 @@ TEST_P(Cuda, PagedAttentionInPieces) {
       std::vector<std::int64_t> rows;
       for (int s = 0; s < 4; ++s) {
         const std::int64_t left = c.prompts[s] - done[s];
-        const std::int64_t n = std::min<std::int64_t>(left, step < 2 ? 20 + s : 1);
+        const std::int64_t n = std::min<std::int64_t>(left, step < 2 ? 20 + s : left > 60 ? 130 : 1);
         if (n == 0) continue;
         segments.push_back({.row_begin = static_cast<std::int64_t>(rows.size()),
                             .num_rows = n,

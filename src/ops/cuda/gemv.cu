@@ -32,7 +32,8 @@ __device__ inline float add_products(uint4 a, uint4 b, float sum) {
   return sum;
 }
 
-template <int kRows, class Y>
+// kParts: loads of a row of W in flight.
+template <int kRows, int kParts, class Y>
 __global__ void __launch_bounds__(kWarps * 32)
     gemv_kernel(const bf16_t* x, const bf16_t* w, const bf16_t* bias, Y* y, int n, int k) {
   const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
@@ -40,19 +41,19 @@ __global__ void __launch_bounds__(kWarps * 32)
   const bf16_t* from = w + static_cast<std::int64_t>(row) * k;
   float sum[kRows] = {};
   int i = lane * 8;
-  uint4 part[4];
+  uint4 part[kParts];
   const auto load_parts = [&] {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) part[j] = load_once(from + i + j * 256);
+    for (int j = 0; j < kParts; ++j) part[j] = load_once(from + i + j * 256);
   };
-  const bool long_row = i + 3 * 256 < k;
+  const bool long_row = i + (kParts - 1) * 256 < k;
   if (long_row) load_parts();  // of weights, while the kernel before ends
   previous_done();
   next_may_start();
-  for (bool loaded = long_row; i + 3 * 256 < k; i += 4 * 256, loaded = false) {
+  for (bool loaded = long_row; i + (kParts - 1) * 256 < k; i += kParts * 256, loaded = false) {
     if (!loaded) load_parts();
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < kParts; ++j)
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         sum[r] =
@@ -71,18 +72,29 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
-template <int kRows>
-void run(const void* x, const void* w, const void* bias, void* y, bool y_is_f32, std::int64_t n,
-         std::int64_t k) {
+template <int kRows, int kParts>
+void launch(const void* x, const void* w, const void* bias, void* y, bool y_is_f32, std::int64_t n,
+            std::int64_t k) {
   const std::int64_t blocks = ceil_div(n, kWarps);
   const auto *xe = static_cast<const bf16_t*>(x), *we = static_cast<const bf16_t*>(w),
              *be = static_cast<const bf16_t*>(bias);
   if (y_is_f32)
-    chained(&gemv_kernel<kRows, float>, blocks, kWarps * 32, xe, we, be, static_cast<float*>(y), n,
-            k);
+    chained(&gemv_kernel<kRows, kParts, float>, blocks, kWarps * 32, xe, we, be,
+            static_cast<float*>(y), n, k);
   else
-    chained(&gemv_kernel<kRows, bf16_t>, blocks, kWarps * 32, xe, we, be, static_cast<bf16_t*>(y),
-            n, k);
+    chained(&gemv_kernel<kRows, kParts, bf16_t>, blocks, kWarps * 32, xe, we, be,
+            static_cast<bf16_t*>(y), n, k);
+}
+
+// What is left behind whole rounds is loaded part by part, so the number that leaves less is taken.
+template <int kRows>
+void run(const void* x, const void* w, const void* bias, void* y, bool y_is_f32, std::int64_t n,
+         std::int64_t k) {
+  const std::int64_t parts = k / 256;
+  if (parts % 5 < parts % 4)
+    launch<kRows, 5>(x, w, bias, y, y_is_f32, n, k);
+  else
+    launch<kRows, 4>(x, w, bias, y, y_is_f32, n, k);
 }
 
 }  // namespace

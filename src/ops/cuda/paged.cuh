@@ -30,13 +30,25 @@ void run_paged_attention(const AttentionShape& s, const PagedCall& call) {
   params.qo_tile_indices = w.query_tile;
   params.kv_tile_indices = w.key_chunk;
   params.merge_indptr = w.merge_begin;
-  params.o_indptr = w.partial_begin;
+  // Of a windowed layer FlashInfer counts chunks from the window's begin, others than those listed.
+  // There each item takes the whole window: items of further chunks write the same once more.
+  const bool cut = w.partial_rows > 0 && s.window == 0;
+  params.o_indptr = cut ? w.partial_begin : w.row_begin;
   params.block_valid_mask = w.valid;
   params.kv_chunk_size_ptr = w.chunk_keys;
   params.max_total_num_rows = static_cast<std::uint32_t>(call.rows);
   params.padded_batch_size = static_cast<std::uint32_t>(w.items);
-  const Scratch partial(w.partial_rows * s.num_heads * kDim * 2),
-      partial_sums(w.partial_rows * s.num_heads * 4);
+  const std::int64_t partial_rows = cut ? w.partial_rows * s.num_heads : 0;
+  const Scratch partial(partial_rows * kDim * 2), partial_sums(partial_rows * 4);
+  if (decode_takes(s, call)) {
+    if (!cut) return decode_attention(s, call, call.out, nullptr);
+    decode_attention(s, call, partial.as<void>(), partial_sums.as<float>());
+    CHECK_CUDA(flashinfer::VariableLengthMergeStates(
+        partial.as<E>(), partial_sums.as<float>(), w.merge_begin, static_cast<E*>(call.out),
+        nullptr, static_cast<std::uint32_t>(call.rows), nullptr,
+        static_cast<std::uint32_t>(s.num_heads), kDim, /*enable_pdl=*/true, stream()));
+    return;
+  }
   auto run = [&](auto tile) {
     CHECK_CUDA((flashinfer::BatchPrefillWithPagedKVCacheDispatched<
                 true, tile, kDim, kDim, flashinfer::PosEncodingMode::kNone, false,

@@ -47,4 +47,9 @@ inline bool paged_takes(Element e, const AttentionShape& s) {
 void paged_attention_64(const AttentionShape&, const PagedCall&);
 void paged_attention_128(const AttentionShape&, const PagedCall&);
 
+// paged_decode.cu: the same of sequences of one row, in fast mode. `out`: the rows, or the partial
+// rows with their sums (to base 2).
+bool decode_takes(const AttentionShape&, const PagedCall&);
+void decode_attention(const AttentionShape&, const PagedCall&, void* out, float* sums);
+
 }  // namespace tandem::cuda

@@ -2,7 +2,7 @@
 // through the engine, a training step on 2 × 4,096 tokens, the colocated weight update. One JSON
 // object a figure on standard output. bench/gpu.sh runs it beside the peers.
 //
-//   gpu_bench decode [BATCH...] | train | update     [--layers N] [--exact]
+//   gpu_bench decode [BATCH...] | train | update     [--layers N] [--exact] [--one-by-one]
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -71,8 +71,8 @@ void print(const Json& figure) {
   std::fflush(stdout);
 }
 
-void bench_decode(const ModelConfig& config, Arena& arena,
-                  const std::vector<std::int64_t>& batches) {
+void bench_decode(const ModelConfig& config, Arena& arena, const std::vector<std::int64_t>& batches,
+                  bool one_by_one) {
   Model model(config, arena, nullptr, nullptr);
   std::int64_t most = 1;
   for (std::int64_t b : batches) most = std::max(most, b);
@@ -80,8 +80,6 @@ void bench_decode(const ModelConfig& config, Arena& arena,
   KvPool pool(model.attention_shape(), model.element(), config.num_layers, blocks, Place::cuda);
   Runner runner(model, pool);
   Mailbox mailbox;
-  double decode_seconds = 0;
-  std::int64_t decode_tokens = 0;
   Engine engine(
       {.num_blocks = blocks,
        .max_running = most,
@@ -90,19 +88,14 @@ void bench_decode(const ModelConfig& config, Arena& arena,
        .vocab_size = config.vocab_size,
        .eos_token_ids = {},
        .vocabulary = {}},
-      [&](const StepPlan& plan, std::span<SampledToken> sampled) {
-        const double start = monotonic_seconds();
-        runner.run(plan, sampled);
-        if (plan.tokens.size() != plan.draws.size()) return;
-        decode_seconds += monotonic_seconds() - start;
-        decode_tokens += static_cast<std::int64_t>(plan.draws.size());
-      },
-      mailbox);
+      [&](const StepPlan& plan, std::span<SampledToken> sampled) { runner.run(plan, sampled); },
+      mailbox,
+      {.start = [&](const StepPlan& plan,
+                    std::span<const std::int32_t> sources) { return runner.start(plan, sources); },
+       .finish = [&](std::span<SampledToken> sampled) { runner.finish(sampled); }});
   for (const std::int64_t batch : batches) {
     for (int round = 0; round < 3; ++round) {
       const double start = monotonic_seconds();
-      decode_seconds = 0;
-      decode_tokens = 0;
       for (std::int64_t i = 0; i < batch; ++i) {
         GenerateRequest request;
         request.rid = std::to_string(i);
@@ -113,14 +106,20 @@ void bench_decode(const ModelConfig& config, Arena& arena,
         request.params.ignore_eos = true;
         engine.add(std::move(request), {});
       }
-      while (engine.step()) {
+      engine.step();  // all prompts and each sequence's first token
+      const double prefilled = monotonic_seconds();
+      // With `one_by_one` the host does nothing while the device works.
+      while (one_by_one ? engine.step() : engine.run({})) {
       }
-      const double seconds = monotonic_seconds() - start;
+      const double end = monotonic_seconds(), seconds = end - start;
+      const double decode_seconds = end - prefilled;
+      const std::int64_t decode_tokens = batch * (kNew - 1);
       if (round == 0) continue;  // captures graphs
       print({{"part", "decode"},
              {"system", "tandem"},
              {"batch", batch},
              {"round", round},
+             {"one_by_one", one_by_one},
              {"tokens_per_second", static_cast<double>(batch * kNew) / seconds},
              {"decode_tokens_per_second", static_cast<double>(decode_tokens) / decode_seconds},
              {"step_ms", 1e3 * decode_seconds * static_cast<double>(batch) /
@@ -245,7 +244,7 @@ void bench_update(Arena& arena) {
 int main(int argc, char** argv) {
   using namespace tandem;
   std::int64_t layers = 36;
-  bool exact = false;
+  bool exact = false, one_by_one = false;
   std::string part;
   std::vector<std::int64_t> batches;
   for (int i = 1; i < argc; ++i) {
@@ -253,6 +252,8 @@ int main(int argc, char** argv) {
       layers = std::atoll(argv[++i]);
     else if (std::strcmp(argv[i], "--exact") == 0)
       exact = true;
+    else if (std::strcmp(argv[i], "--one-by-one") == 0)
+      one_by_one = true;
     else if (part.empty())
       part = argv[i];
     else
@@ -269,10 +270,11 @@ int main(int argc, char** argv) {
   print({{"device", cuda.device_name},
          {"exact", exact},
          {"parameters", arena.layout().flat_elements}});
-  if (part == "decode") return bench_decode(config, arena, batches), 0;
+  if (part == "decode") return bench_decode(config, arena, batches, one_by_one), 0;
   if (part == "train") return bench_train(config, arena), 0;
   if (part == "update") return bench_update(arena), 0;
   std::fprintf(stderr,
-               "usage: gpu_bench decode [BATCH...] | train | update [--layers N] [--exact]\n");
+               "usage: gpu_bench decode [BATCH...] | train | update [--layers N] [--exact] "
+               "[--one-by-one]\n");
   return 2;
 }

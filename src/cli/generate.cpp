@@ -90,7 +90,7 @@ int command_generate(const std::vector<std::string>& words) {
                         [&results, i](GenerateResult r) { results[i] = std::move(r); });
   }
   const double start = monotonic_seconds();
-  while (worker.engine().step()) {
+  while (worker.engine().run({})) {
   }
   const double seconds = monotonic_seconds() - start;
   std::int64_t tokens = 0;
@@ -185,7 +185,7 @@ int command_serve(const std::vector<std::string>& words) {
   std::signal(SIGTERM, [](int) { stop_asked = true; });
   while (!stop_asked) {
     const bool worked = queue.run();
-    const bool more = worker.engine().step();
+    const bool more = worker.engine().run([&] { return stop_asked || queue.waiting(); });
     if (!worked && !more) queue.wait(Deadline::after(0.2));
   }
   TD_LOG(info, "stopped");

@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cassert>
 #include <map>
 
 #include "ops/place.h"
@@ -23,11 +24,10 @@ std::vector<std::int64_t> bucket_sizes() {
 
 }  // namespace
 
-// What a graph reads and writes, on the device and, pinned, on the host: one block each way.
+// What a graph reads, on the device and, pinned and in turns, on the host.
 struct DecodeGraphs::Bucket {
   std::int64_t rows = 0;
-  at::Tensor input, host_input;    // draws, tokens, positions
-  at::Tensor output, host_output;  // tokens, log-probabilities
+  at::Tensor input, host_input[2];  // draws, tokens, positions, sources
   AttentionContext context;
   std::map<const void*, void*> graphs;  // by where the weights were at the capture
 
@@ -40,7 +40,8 @@ struct DecodeGraphs::Bucket {
   }
   std::int64_t tokens_at() const { return rows * static_cast<std::int64_t>(sizeof(SampleRow)); }
   std::int64_t positions_at() const { return tokens_at() + rows * 4; }
-  std::int64_t bytes() const { return positions_at() + rows * 4; }
+  std::int64_t sources_at() const { return positions_at() + rows * 4; }
+  std::int64_t bytes() const { return sources_at() + rows * 4; }
 };
 
 DecodeGraphs::DecodeGraphs(Model& model, KvPool& pool) : model_(model), pool_(pool) {
@@ -50,15 +51,20 @@ DecodeGraphs::DecodeGraphs(Model& model, KvPool& pool) : model_(model), pool_(po
     auto b = std::make_unique<Bucket>();
     b->rows = rows;
     b->input = at::empty({b->bytes()}, device);
-    b->host_input = at::empty({b->bytes()}, pinned);
-    b->output = at::empty({rows * 8}, device);
-    b->host_output = at::empty({rows * 8}, pinned);
+    for (at::Tensor& host : b->host_input) host = at::empty({b->bytes()}, pinned);
     b->context.pool = &pool;
     buckets_.push_back(std::move(b));
   }
+  output_ = at::empty({kLargest * 8}, device);
+  for (Turn& turn : turns_) {
+    turn.output = at::empty({kLargest * 8}, pinned);
+    turn.mark = cuda_part().new_mark();
+  }
 }
 
-DecodeGraphs::~DecodeGraphs() = default;
+DecodeGraphs::~DecodeGraphs() {
+  for (const Turn& turn : turns_) cuda_part().free_mark(turn.mark);
+}
 
 std::int64_t DecodeGraphs::captured() const {
   std::size_t count = 0;
@@ -80,10 +86,12 @@ DecodeGraphs::Bucket* DecodeGraphs::bucket_for(const StepPlan& plan) {
 }
 
 // Writes the step's input where the graph reads it.
-void DecodeGraphs::fill(Bucket& b, const StepPlan& plan) {
-  auto* draws = Bucket::at_byte<SampleRow>(b.host_input, 0);
-  auto* tokens = Bucket::at_byte<std::int32_t>(b.host_input, b.tokens_at());
-  auto* positions = Bucket::at_byte<std::int32_t>(b.host_input, b.positions_at());
+void DecodeGraphs::fill(Bucket& b, const StepPlan& plan, std::span<const std::int32_t> sources) {
+  const at::Tensor& host = b.host_input[started_ % 2];
+  auto* draws = Bucket::at_byte<SampleRow>(host, 0);
+  auto* tokens = Bucket::at_byte<std::int32_t>(host, b.tokens_at());
+  auto* positions = Bucket::at_byte<std::int32_t>(host, b.positions_at());
+  auto* source = Bucket::at_byte<std::int32_t>(host, b.sources_at());
   static_assert(sizeof(TokenId) == 4);
   const std::int32_t spare = pool_.spare_block();
   b.context.segments.clear();
@@ -93,6 +101,7 @@ void DecodeGraphs::fill(Bucket& b, const StepPlan& plan) {
     const bool real = i < rows;
     tokens[i] = real ? plan.tokens[i] : 0;
     positions[i] = real ? plan.positions[i] : 0;
+    source[i] = real && !sources.empty() ? sources[static_cast<std::size_t>(i)] : -1;
     draws[i] = {.row = i, .temperature = 0.0};
     if (real) {
       const PlanDraw& d = plan.draws[i];
@@ -112,7 +121,7 @@ void DecodeGraphs::fill(Bucket& b, const StepPlan& plan) {
     b.context.segments.push_back(s);
     b.context.writes.push_back({i, real ? plan.slots[i] : spare * kBlockTokens});
   }
-  b.input.copy_(b.host_input, /*non_blocking=*/true);
+  b.input.copy_(host, /*non_blocking=*/true);
   if (!b.context.plan)
     b.context.plan.reset(cuda_part().reserve_plan(
         b.rows, b.rows * (model_.config().max_position_embeddings / kBlockTokens + 1)));
@@ -129,11 +138,14 @@ void DecodeGraphs::forward(Bucket& b) {
   const auto view = [&](std::int64_t byte) {
     return at::from_blob(b.input.data_ptr<std::uint8_t>() + byte, {b.rows}, ids);
   };
+  cuda_part().feed_tokens(Bucket::at_byte<std::int32_t>(b.input, b.tokens_at()),
+                          Bucket::at_byte<std::int32_t>(b.input, b.sources_at()),
+                          Bucket::at_byte<std::int32_t>(output_, 0), b.rows);
   const at::Tensor z = linear_f32(
       model_.forward(view(b.tokens_at()), view(b.positions_at()), b.context), model_.head());
   cuda_part().sample_on_device(
       z.data_ptr<float>(), z.size(1), Bucket::at_byte<SampleRow>(b.input, 0), b.rows,
-      Bucket::at_byte<std::int32_t>(b.output, 0), Bucket::at_byte<float>(b.output, b.rows * 4));
+      Bucket::at_byte<std::int32_t>(output_, 0), Bucket::at_byte<float>(output_, kLargest * 4));
 }
 
 void* DecodeGraphs::capture(Bucket& b) {
@@ -145,22 +157,30 @@ void* DecodeGraphs::capture(Bucket& b) {
   return graph;
 }
 
-bool DecodeGraphs::run(const StepPlan& plan, std::span<SampledToken> sampled) {
+bool DecodeGraphs::start(const StepPlan& plan, std::span<const std::int32_t> sources) {
+  assert(started_ - finished_ < 2);
   Bucket* b = bucket_for(plan);
   if (!b) return false;
   const c10::InferenceMode no_gradients;
   for (const BlockCopy& copy : plan.copies) pool_.copy_block(copy.from, copy.to);
-  fill(*b, plan);
+  fill(*b, plan, sources);
   // An update that swaps two arenas has a graph over each.
   void*& graph = b->graphs[model_.head().data];
   if (!graph) graph = capture(*b);
   cuda_part().run_graph(graph);
-  b->host_output.copy_(b->output, /*non_blocking=*/true);
-  cuda_part().synchronize();
-  const auto* tokens = Bucket::at_byte<std::int32_t>(b->host_output, 0);
-  const auto* log_probs = Bucket::at_byte<float>(b->host_output, b->rows * 4);
-  for (std::size_t i = 0; i < sampled.size(); ++i) sampled[i] = {tokens[i], log_probs[i]};
+  const Turn& turn = turns_[started_++ % 2];
+  turn.output.copy_(output_, /*non_blocking=*/true);
+  cuda_part().set_mark(turn.mark);
   return true;
+}
+
+void DecodeGraphs::finish(std::span<SampledToken> sampled) {
+  assert(finished_ < started_);
+  const Turn& turn = turns_[finished_++ % 2];
+  cuda_part().wait_for_mark(turn.mark);
+  const auto* tokens = Bucket::at_byte<std::int32_t>(turn.output, 0);
+  const auto* log_probs = Bucket::at_byte<float>(turn.output, kLargest * 4);
+  for (std::size_t i = 0; i < sampled.size(); ++i) sampled[i] = {tokens[i], log_probs[i]};
 }
 
 }  // namespace tandem

@@ -3,10 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <cassert>
+
 namespace tandem {
 
-Engine::Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox)
-    : scheduler_(std::move(limits)), runner_(std::move(runner)), mailbox_(mailbox) {
+Engine::Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox, AsyncRunner async)
+    : scheduler_(std::move(limits)),
+      runner_(std::move(runner)),
+      async_(std::move(async)),
+      mailbox_(mailbox) {
   mailbox_.publish(stats());
 }
 
@@ -18,21 +23,60 @@ void Engine::add(GenerateRequest request, GenerateCallback on_finish, TokenCallb
 }
 
 bool Engine::step() {
+  return step_by([&](const StepPlan& plan) { run_plan(plan); });
+}
+
+bool Engine::run(const std::function<bool()>& wanted) {
+  return step_by([&](const StepPlan& plan) {
+    if (async_.start && async_.start(plan, {}))
+      run_async(plan, wanted);
+    else
+      run_plan(plan);
+  });
+}
+
+template <class Run>
+bool Engine::step_by(Run&& run) {
   serve_mail();
   if (!paused_) {
     const StepPlan& plan = scheduler_.plan();
-    if (!plan.empty()) {
-      sampled_.resize(plan.draws.size());
-      runner_(plan, sampled_);
-      scheduler_.apply(sampled_, weight_version_);
-      ++steps_;
-      if (num_streams_ > 0) show_tokens();
-    }
+    if (!plan.empty()) run(plan);
   }
   // Published first: who reads the state in a callback sees the end of the request in it.
   mailbox_.publish(stats());
   deliver();
   return !paused_ && scheduler_.has_work();
+}
+
+void Engine::run_plan(const StepPlan& plan) {
+  sampled_.resize(plan.draws.size());
+  runner_(plan, sampled_);
+  finish_step();
+}
+
+void Engine::run_async(const StepPlan& plan, const std::function<bool()>& wanted) {
+  sampled_.resize(plan.draws.size());
+  while (true) {
+    const bool stop = mailbox_.waiting() || (wanted && wanted());
+    const StepPlan* ahead = stop ? nullptr : scheduler_.plan_ahead();
+    if (ahead) {
+      // It draws as the step before it and has no more rows.
+      [[maybe_unused]] const bool taken = async_.start(*ahead, scheduler_.sources());
+      assert(taken);
+    }
+    async_.finish(sampled_);
+    finish_step();
+    if (!ahead) return;
+    mailbox_.publish(stats());
+    deliver();
+    sampled_.resize(ahead->draws.size());
+  }
+}
+
+void Engine::finish_step() {
+  scheduler_.apply(sampled_, weight_version_);
+  ++steps_;
+  if (num_streams_ > 0) show_tokens();
 }
 
 void Engine::deliver() {
@@ -47,10 +91,11 @@ void Engine::deliver() {
 
 void Engine::show_tokens() {
   for (std::size_t i = 0; i < sampled_.size(); ++i) {
-    const Scheduler::Drawn drawn = scheduler_.drawn(i);
-    const Asker& asker = askers_.at(drawn.key);
+    const auto drawn = scheduler_.drawn(i);
+    if (!drawn) continue;
+    const Asker& asker = askers_.at(drawn->key);
     if (!asker.on_token) continue;
-    asker.on_token(drawn.index, sampled_[i].token, sampled_[i].log_prob, weight_version_);
+    asker.on_token(drawn->index, sampled_[i].token, sampled_[i].log_prob, weight_version_);
   }
 }
 

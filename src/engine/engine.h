@@ -23,10 +23,19 @@ namespace tandem {
 // Runs the plan and fills one SampledToken per draw, in the plan's order.
 using StepRunner = std::function<void(const StepPlan& plan, std::span<SampledToken> sampled)>;
 
+// Runs plans beside the host: starts them in order and gives each one's tokens later.
+struct AsyncRunner {
+  // Whether the plan was taken; else nothing has happened. With sources, row i's token is what draw
+  // sources[i] of the plan started before gives.
+  std::function<bool(const StepPlan& plan, std::span<const std::int32_t> sources)> start;
+  // The tokens of the oldest plan that was started and is not finished.
+  std::function<void(std::span<SampledToken> sampled)> finish;
+};
+
 class Engine {
  public:
-  // The mailbox must outlive the engine.
-  Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox);
+  // The mailbox must outlive the engine. `async` may be empty.
+  Engine(EngineLimits limits, StepRunner runner, Mailbox& mailbox, AsyncRunner async = {});
 
   // Queues a request (also while paused). Throws what check_request throws.
   void add(GenerateRequest request, GenerateCallback on_finish, TokenCallback on_token = {},
@@ -35,6 +44,11 @@ class Engine {
   // Serves the mailbox, runs one batch unless paused, calls back for what ended. Returns whether
   // another step would run rows; if not, the caller waits on the mailbox.
   bool step();
+
+  // Steps for as long as each can be planned and started while the one before it runs, there is no
+  // mail and `wanted` (may be empty) says that nothing else wants this thread; one at least, as
+  // step does. No step is under way on return. Without an asynchronous runner it is step.
+  bool run(const std::function<bool()>& wanted);
 
   void pause(PauseMode mode);
   void resume();
@@ -64,11 +78,17 @@ class Engine {
   void serve(ContinueCommand& command);
   void serve(FlushCommand& command);
   void serve(ProbeCommand& command);
+  template <class Run>
+  bool step_by(Run&& run);
+  void run_plan(const StepPlan& plan);
+  void run_async(const StepPlan& plan, const std::function<bool()>& wanted);
+  void finish_step();
   void show_tokens();
   void deliver();
 
   Scheduler scheduler_;
   StepRunner runner_;
+  AsyncRunner async_;
   Mailbox& mailbox_;
   std::vector<Command> mail_;
   std::vector<SampledToken> sampled_;

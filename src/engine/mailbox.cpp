@@ -20,6 +20,11 @@ void Mailbox::take(std::vector<Command>& taken) {
   commands_.swap(taken);
 }
 
+bool Mailbox::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return !commands_.empty();
+}
+
 bool Mailbox::wait(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   return posted_.wait_until(lock, deadline.time_point(), [&] { return !commands_.empty(); });

@@ -84,6 +84,8 @@ class Mailbox {
   // Swaps the posted commands, in order of posting, with `taken` (which the caller has emptied).
   void take(std::vector<Command>& taken);
 
+  bool waiting() const;  // whether there is a command to take
+
   // Waits for a command; false if none came before the deadline.
   bool wait(const Deadline& deadline);
 

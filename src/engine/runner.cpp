@@ -17,7 +17,7 @@ Runner::Runner(Model& model, KvPool& pool, bool graphs) : model_(model) {
 
 void Runner::run(const StepPlan& plan, std::span<SampledToken> sampled) {
   assert(sampled.size() == plan.draws.size());
-  if (graphs_ && graphs_->run(plan, sampled)) return;
+  if (start(plan, {})) return finish(sampled);
   const at::Tensor logits = forward(plan);
   if (!plan.draws.empty()) sample(plan, logits, sampled);
 }

@@ -25,8 +25,13 @@ class Runner {
   // On a GPU `graphs` lets decode steps run as captured graphs (decode_graph.h).
   Runner(Model& model, KvPool& pool, bool graphs = true);
 
-  // Fills sampled[plan.draws.size()]. Records no gradients.
+  // Fills sampled[plan.draws.size()]. Records no gradients. Not while a plan is started.
   void run(const StepPlan& plan, std::span<SampledToken> sampled);
+  // The two halves of an AsyncRunner; `start` takes decode steps on a GPU.
+  bool start(const StepPlan& plan, std::span<const std::int32_t> sources) {
+    return graphs_ && graphs_->start(plan, sources);
+  }
+  void finish(std::span<SampledToken> sampled) { graphs_->finish(sampled); }
   // All of it but the draws, which only an engine's leader makes: logits [logit_rows, vocab],
   // undefined if the plan has none.
   at::Tensor forward(const StepPlan& plan);

@@ -30,9 +30,11 @@ Scheduler::Scheduler(EngineLimits limits)
   TD_CHECK(limits_.context_length >= 1, "context_length: {} found, wanted at least 1",
            limits_.context_length);
   const std::int64_t max_rows = limits_.max_running + limits_.max_prefill_tokens;
-  plan_.tokens.reserve(max_rows);
-  plan_.positions.reserve(max_rows);
-  plan_.slots.reserve(max_rows);
+  for (StepPlan* plan : {&step_.plan, &running_.plan}) {
+    plan->tokens.reserve(max_rows);
+    plan->positions.reserve(max_rows);
+    plan->slots.reserve(max_rows);
+  }
   block_scratch_.resize(static_cast<std::size_t>(limits_.block_tokens));
 }
 
@@ -61,9 +63,9 @@ std::int64_t Scheduler::samples_behind(const Sequence& s) const {
 
 const StepPlan& Scheduler::plan() {
   assert(!in_step_);
-  plan_.clear();
-  planned_.clear();
-  drawing_.clear();
+  step_.plan.clear();
+  step_.planned.clear();
+  step_.drawing.clear();
   admit();
   std::int64_t decodes_left = limits_.max_running;
   std::int64_t prefill_left = limits_.max_prefill_tokens;
@@ -81,8 +83,8 @@ const StepPlan& Scheduler::plan() {
     plan_rows(id, rows);
     if (rows == missing) plan_draws(id);
   }
-  in_step_ = !plan_.empty();
-  return plan_;
+  in_step_ = !step_.plan.empty();
+  return step_.plan;
 }
 
 void Scheduler::admit() {
@@ -183,33 +185,34 @@ bool Scheduler::make_room(std::int32_t id, std::int64_t rows) {
 void Scheduler::plan_rows(std::int32_t id, std::int64_t rows) {
   Sequence& s = sequences_[id];
   const std::int64_t end = s.computed + rows;
-  cache_.prepare_write(s.blocks, s.computed, end, plan_.copies);
-  plan_.segments.push_back({.row_begin = static_cast<std::int64_t>(plan_.tokens.size()),
-                            .num_rows = rows,
-                            .position_begin = s.computed,
-                            .blocks_begin = static_cast<std::int64_t>(plan_.block_ids.size()),
-                            .num_blocks = static_cast<std::int64_t>(s.blocks.size())});
-  plan_.block_ids.insert(plan_.block_ids.end(), s.blocks.begin(), s.blocks.end());
+  cache_.prepare_write(s.blocks, s.computed, end, step_.plan.copies);
+  step_.plan.segments.push_back(
+      {.row_begin = static_cast<std::int64_t>(step_.plan.tokens.size()),
+       .num_rows = rows,
+       .position_begin = s.computed,
+       .blocks_begin = static_cast<std::int64_t>(step_.plan.block_ids.size()),
+       .num_blocks = static_cast<std::int64_t>(s.blocks.size())});
+  step_.plan.block_ids.insert(step_.plan.block_ids.end(), s.blocks.begin(), s.blocks.end());
   for (std::int64_t position = s.computed; position < end; ++position) {
-    plan_.tokens.push_back(token_at(s, position));
-    plan_.positions.push_back(static_cast<std::int32_t>(position));
-    plan_.slots.push_back(cache_.slot(s.blocks, position));
+    step_.plan.tokens.push_back(position < known(s) ? token_at(s, position) : 0);
+    step_.plan.positions.push_back(static_cast<std::int32_t>(position));
+    step_.plan.slots.push_back(cache_.slot(s.blocks, position));
   }
-  planned_.push_back(id);
-  remember_prefix(s, end, false);
+  step_.planned.push_back(id);
+  remember_prefix(s, std::min(end, known(s)), false);
 }
 
 void Scheduler::plan_draws(std::int32_t id) {
   const Sequence& s = sequences_[id];
   const Group& group = groups_[s.group];
-  const auto logits_index = static_cast<std::int64_t>(plan_.logit_rows.size());
-  plan_.logit_rows.push_back(static_cast<std::int64_t>(plan_.tokens.size()) - 1);
+  const auto logits_index = static_cast<std::int64_t>(step_.plan.logit_rows.size());
+  step_.plan.logit_rows.push_back(static_cast<std::int64_t>(step_.plan.tokens.size()) - 1);
   const auto draw = [&](std::int32_t drawer_id) {
     const Sequence& drawer = sequences_[drawer_id];
     const SamplingParams& params = group.request.params;
-    const auto changes_begin = static_cast<std::int64_t>(plan_.changes.size());
+    const auto changes_begin = static_cast<std::int64_t>(step_.plan.changes.size());
     plan_changes(drawer);
-    plan_.draws.push_back(
+    step_.plan.draws.push_back(
         {.logits_index = logits_index,
          .temperature = params.temperature,
          .top_p = params.top_p,
@@ -217,11 +220,11 @@ void Scheduler::plan_draws(std::int32_t id) {
          .min_p = params.min_p,
          .seed = params.seed,
          .sample_id = group.request.first_sample_id + static_cast<std::uint64_t>(drawer.index),
-         .position = drawer.result.output_ids.size(),
+         .position = static_cast<std::uint64_t>(step_.plan.positions.back() + 1 - prompt_length(s)),
          .evaluation = params.evaluation,
          .changes_begin = changes_begin,
-         .num_changes = static_cast<std::int64_t>(plan_.changes.size()) - changes_begin});
-    drawing_.push_back(drawer_id);
+         .num_changes = static_cast<std::int64_t>(step_.plan.changes.size()) - changes_begin});
+    step_.drawing.push_back(drawer_id);
   };
   if (leads(s)) {
     for (const std::int32_t member : group.sequences) draw(member);
@@ -235,20 +238,20 @@ void Scheduler::plan_draws(std::int32_t id) {
 void Scheduler::plan_changes(const Sequence& s) {
   const SamplingParams& params = groups_[s.group].request.params;
   for (const TokenCount& c : s.counts) {
-    plan_.changes.push_back(
+    step_.plan.changes.push_back(
         {.id = c.id,
          .subtract = static_cast<float>(params.frequency_penalty * static_cast<double>(c.count) +
                                         params.presence_penalty),
          .scale = static_cast<float>(params.repetition_penalty)});
   }
   for (const auto& [id, bias] : params.logit_bias) {
-    plan_.changes.push_back({.id = id, .add = static_cast<float>(bias)});
+    step_.plan.changes.push_back({.id = id, .add = static_cast<float>(bias)});
   }
   if (static_cast<std::int64_t>(s.result.output_ids.size()) >= params.min_new_tokens) return;
   const auto forbid = [&](const std::vector<TokenId>& ids) {
     for (const TokenId id : ids) {
       if (id < 0 || id >= limits_.vocab_size) continue;
-      plan_.changes.push_back({.id = id, .add = -std::numeric_limits<float>::infinity()});
+      step_.plan.changes.push_back({.id = id, .add = -std::numeric_limits<float>::infinity()});
     }
   };
   forbid(limits_.eos_token_ids);
@@ -267,24 +270,92 @@ void Scheduler::preempt_youngest() {
   waiting_.push_back(id);  // older than all that wait, since it was active
 }
 
-void Scheduler::apply(std::span<const SampledToken> sampled, std::int64_t version) {
-  assert(in_step_ && sampled.size() == plan_.draws.size());
-  in_step_ = false;
-  for (std::size_t i = 0; i < planned_.size(); ++i) {
-    sequences_[planned_[i]].computed += plan_.segments[i].num_rows;
-  }
-  rows_computed_ += static_cast<std::int64_t>(plan_.tokens.size());
-  tokens_sampled_ += static_cast<std::int64_t>(sampled.size());
-  for (std::size_t i = 0; i < drawing_.size(); ++i) {
-    Sequence& s = sequences_[drawing_[i]];
-    if (leads(s)) fork_prompt(s);
-    append_token(drawing_[i], sampled[i], version);
-  }
+bool Scheduler::ends_by_length(const Sequence& s) const {
+  return static_cast<std::int64_t>(s.result.output_ids.size()) + 1 ==
+             groups_[s.group].request.params.max_new_tokens ||
+         known(s) + 1 == limits_.context_length;
 }
 
-Scheduler::Drawn Scheduler::drawn(std::size_t i) const {
-  const Sequence& s = sequences_[drawing_[i]];
-  return {.key = groups_[s.group].key, .index = s.index};
+bool Scheduler::may_plan_ahead() const {
+  const StepPlan& plan = step_.plan;
+  const std::size_t rows = plan.tokens.size();
+  if (plan.segments.size() != rows || plan.draws.size() != rows) return false;
+  if (!waiting_.empty() && may_admit(sequences_[waiting_.back()])) return false;
+  std::size_t running = 0, continuing = 0;
+  std::int64_t wanted = 0;
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (step_.planned[i] < 0) continue;
+    ++running;
+    const Sequence& s = sequences_[step_.planned[i]];
+    const SamplingParams& params = groups_[s.group].request.params;
+    const bool penalizes = params.frequency_penalty != 0 || params.presence_penalty != 0 ||
+                           params.repetition_penalty != 1;
+    if (leads(s) || penalizes || !plan.draws[i].is_plain()) return false;
+    if (ends_by_length(s)) continue;
+    ++continuing;
+    wanted += cache_.blocks_for(s.computed + 2) - static_cast<std::int64_t>(s.blocks.size());
+  }
+  return running == active_.size() && continuing > 0 && wanted <= cache_.num_free();
+}
+
+const StepPlan* Scheduler::plan_ahead() {
+  assert(in_step_ && !ahead_);
+  if (!may_plan_ahead()) return nullptr;
+  std::swap(step_, running_);
+  ahead_ = true;
+  step_.plan.clear();
+  step_.planned.clear();
+  step_.drawing.clear();
+  sources_.clear();
+  for (std::size_t i = 0; i < running_.planned.size(); ++i) {
+    const std::int32_t id = running_.planned[i];
+    if (id < 0) continue;
+    Sequence& s = sequences_[id];
+    ++s.computed;
+    remember_prefix(s, s.computed, true);
+    if (ends_by_length(s)) continue;
+    plan_rows(id, 1);
+    plan_draws(id);
+    sources_.push_back(static_cast<std::int32_t>(i));
+  }
+  return &step_.plan;
+}
+
+void Scheduler::apply(std::span<const SampledToken> sampled, std::int64_t version) {
+  assert(in_step_);
+  const Step& step = ahead_ ? running_ : step_;
+  assert(sampled.size() == step.plan.draws.size());
+  in_step_ = ahead_;
+  for (std::size_t i = 0; i < step.planned.size(); ++i) {
+    if (step.planned[i] < 0) continue;
+    const std::int64_t rows = step.plan.segments[i].num_rows;
+    if (!ahead_) sequences_[step.planned[i]].computed += rows;  // else plan_ahead has
+    rows_computed_ += rows;
+  }
+  for (std::size_t i = 0; i < step.drawing.size(); ++i) {
+    if (step.drawing[i] < 0) continue;
+    Sequence& s = sequences_[step.drawing[i]];
+    ++tokens_sampled_;
+    if (leads(s)) fork_prompt(s);
+    append_token(step.drawing[i], sampled[i], version);
+  }
+  applied_running_ = ahead_;
+  if (ahead_) pass_over_ended();
+  ahead_ = false;
+}
+
+// Of the step ahead: rows of sequences that the applied step ended.
+void Scheduler::pass_over_ended() {
+  for (auto* ids : {&step_.planned, &step_.drawing})
+    for (std::int32_t& id : *ids)
+      if (id >= 0 && sequences_[id].state != State::active) id = -1;
+}
+
+std::optional<Scheduler::Drawn> Scheduler::drawn(std::size_t i) const {
+  const std::int32_t id = (applied_running_ ? running_ : step_).drawing[i];
+  if (id < 0) return std::nullopt;
+  const Sequence& s = sequences_[id];
+  return Drawn{.key = groups_[s.group].key, .index = s.index};
 }
 
 void Scheduler::fork_prompt(Sequence& leader) {

@@ -18,6 +18,10 @@
 // first, and the oldest can always run (check_request saw to it that it fits alone), so work
 // always ends. What a sample draws depends on its own tokens, seed and id only, never on the batch.
 // After the vectors have reached their sizes (in add), plan and apply allocate nothing.
+//
+// While a decode step runs, plan_ahead makes the next one for a device that knows the tokens first.
+// Nothing enters, is preempted or ends meanwhile but by those tokens; KV freed by such an end may
+// be written again by later steps only, which run later.
 #pragma once
 
 #include <cstdint>
@@ -115,15 +119,24 @@ class Scheduler {
   // The next batch (empty: nothing to do). Stays valid until the next plan().
   const StepPlan& plan();
 
-  // One result per draw of the last plan, in its order, sampled by weight version `version`.
+  // Between plan and apply: the step after the planned one, if both are decoding alone and nothing
+  // but the values of the planned step's tokens is missing; else null. Its row i follows draw
+  // sources()[i] of the planned step and has token 0. A sequence that ends with that draw ran in
+  // vain, and its draw is passed over. The planned step is applied first, then the one ahead is the
+  // planned one.
+  const StepPlan* plan_ahead();
+  std::span<const std::int32_t> sources() const { return sources_; }
+
+  // One result per draw of the planned step, in its order, sampled by weight version `version`.
   void apply(std::span<const SampledToken> sampled, std::int64_t version);
 
-  // Whose token draw i of the last plan is; until the next plan or take_finished.
+  // Whose token draw i of the step last applied is (none: it was passed over); until the next plan,
+  // apply or take_finished.
   struct Drawn {
     std::uint64_t key = 0;
     std::int64_t index = 0;  // of the sample in its request
   };
-  Drawn drawn(std::size_t i) const;
+  std::optional<Drawn> drawn(std::size_t i) const;
 
   // Ends all unfinished samples of matching requests with finish = abort; what they have sampled
   // stays. Returns the number of requests ended. Not between plan and apply.
@@ -207,6 +220,9 @@ class Scheduler {
   bool make_room(std::int32_t id, std::int64_t rows);
   void plan_rows(std::int32_t id, std::int64_t rows);
   void plan_draws(std::int32_t id);
+  bool may_plan_ahead() const;
+  bool ends_by_length(const Sequence& s) const;
+  void pass_over_ended();
   void plan_changes(const Sequence& s);
   void preempt_youngest();
   void fork_prompt(Sequence& leader);
@@ -229,9 +245,16 @@ class Scheduler {
   std::vector<std::int32_t> waiting_;  // youngest first: the back is next
   std::vector<std::int32_t> finished_groups_;
 
-  StepPlan plan_;
-  std::vector<std::int32_t> planned_;  // sequence of each segment
-  std::vector<std::int32_t> drawing_;  // sequence of each draw
+  struct Step {
+    StepPlan plan;
+    std::vector<std::int32_t> planned;  // sequence of each segment; -1: passed over
+    std::vector<std::int32_t> drawing;  // sequence of each draw, likewise
+  };
+  Step step_;                          // the last one planned
+  Step running_;                       // the one before it, if step_ was planned ahead
+  std::vector<std::int32_t> sources_;  // of step_, if it was planned ahead
+  bool ahead_ = false;                 // step_ is ahead of running_
+  bool applied_running_ = false;       // which of the two was applied last
   mutable std::vector<TokenId> block_scratch_;
   bool in_step_ = false;  // between plan and apply
 

@@ -96,19 +96,22 @@ void Scheduler::reserve_steps() {
   grow(active_, samples);
   grow(waiting_, samples);
   grow(finished_groups_, groups_.size());
-  grow(planned_, samples);
-  grow(drawing_, samples);
-  grow(plan_.segments, samples);
-  grow(plan_.logit_rows, samples);
-  grow(plan_.draws, samples);
-  grow(plan_.copies, samples);
-  grow(plan_.changes, max_changes_);
+  grow(sources_, samples);
   // At most max_running samples decode and as many compute a prompt in one step.
   const std::size_t segments =
       std::min<std::size_t>(samples, static_cast<std::size_t>(2 * limits_.max_running));
   const std::int64_t table =
       std::min(cache_.blocks_for(limits_.context_length), limits_.num_blocks);
-  grow(plan_.block_ids, segments * static_cast<std::size_t>(table));
+  for (Step* step : {&step_, &running_}) {
+    grow(step->planned, samples);
+    grow(step->drawing, samples);
+    grow(step->plan.segments, samples);
+    grow(step->plan.logit_rows, samples);
+    grow(step->plan.draws, samples);
+    grow(step->plan.copies, samples);
+    grow(step->plan.changes, max_changes_);
+    grow(step->plan.block_ids, segments * static_cast<std::size_t>(table));
+  }
 }
 
 void Scheduler::finish(std::int32_t id, FinishReason reason, TokenId matched) {

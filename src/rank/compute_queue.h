@@ -22,6 +22,11 @@ class ComputeQueue {
   // Something for the compute thread lies elsewhere (the engine's mailbox).
   void wake() { post({}); }
 
+  bool waiting() {
+    const std::lock_guard lock(mutex_);
+    return !work_.empty();
+  }
+
   // Runs what was posted; returns whether there was anything.
   bool run() {
     std::vector<std::function<void()>> taken;

@@ -78,7 +78,9 @@ class RankProcess {
     if (follower_) follow();
     while (true) {
       const bool worked = queue_.run();
-      const bool more = leader_ && engine_busy_.during([&] { return leader_->engine().step(); });
+      const bool more = leader_ && engine_busy_.during([&] {
+        return leader_->engine().run([this] { return queue_.waiting(); });
+      });
       if (!worked && !more) queue_.wait(Deadline::after(1.0));
     }
   }

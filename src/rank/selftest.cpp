@@ -209,6 +209,8 @@ Answers Selftest::run_engine(Engine& engine, std::span<const GenerateRequest> re
   for (std::size_t i = 0; i < requests.size(); ++i) {
     engine.add(requests[i], [&answers, i](GenerateResult r) { answers[i] = std::move(r); });
   }
+  while (retract_every == 0 && engine.run({})) {
+  }
   for (std::int64_t step = 1; engine.step(); ++step) {
     if (retract_every == 0 || step % retract_every != 0) continue;
     engine.pause(PauseMode::retract);

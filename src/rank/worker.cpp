@@ -83,6 +83,15 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
       limits_(limits_of(folder.config(), config, pool_.num_blocks())),
       published_(arena.version()) {
   limits_.vocabulary = std::move(vocabulary);
+  AsyncRunner async;
+  if (!peers.followers)
+    async = {.start =
+                 [this](const StepPlan& plan, std::span<const std::int32_t> sources) {
+                   check_published();
+                   pool_.retake();
+                   return runner_.start(plan, sources);
+                 },
+             .finish = [this](std::span<SampledToken> sampled) { runner_.finish(sampled); }};
   engine_ = std::make_unique<Engine>(
       limits_,
       [this, peers](const StepPlan& plan, std::span<SampledToken> sampled) {
@@ -92,7 +101,7 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
           peers.followers->send(encode_plan(plan), Deadline::after(peers.timeout_seconds));
         runner_.run(plan, sampled);
       },
-      mailbox_);
+      mailbox_, std::move(async));
 }
 
 void EngineWorker::check_published() const {

@@ -26,6 +26,8 @@ void rms_norm_dx(Element, const void* dy, const void* x, const void* weight, flo
 void rotary(Element, void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
             std::int64_t rotary_dim, bool interleaved, const std::int32_t* positions,
             const float* cos, const float* sin, int direction, std::int64_t rows);
+void feed_tokens(std::int32_t* tokens, std::int32_t* sources, const std::int32_t* last,
+                 std::int64_t rows);
 void gate_mul(Element, Activation, const void* x, void* y, std::int64_t rows, std::int64_t width);
 void gate_mul_dx(Element, Activation, const void* dy, const void* x, void* dx, std::int64_t rows,
                  std::int64_t width);

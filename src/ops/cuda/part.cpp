@@ -134,6 +134,15 @@ void free_graph(void* graph) {
   --graphs_alive;
 }
 
+void* new_mark() {
+  cudaEvent_t event = nullptr;
+  CHECK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return event;
+}
+void set_mark(void* mark) { CHECK_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(mark), stream())); }
+void wait_for_mark(void* mark) { CHECK_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(mark))); }
+void free_mark(void* mark) { cudaEventDestroy(static_cast<cudaEvent_t>(mark)); }
+
 constexpr Kernels kTable = {.name = "cuda",
                             .place = Place::cuda,
                             .linear = &linear,
@@ -224,6 +233,11 @@ const CudaPart* start(int device) {
           .end_graph = &end_graph,
           .run_graph = &run_graph,
           .free_graph = &free_graph,
+          .feed_tokens = &feed_tokens,
+          .new_mark = &new_mark,
+          .set_mark = &set_mark,
+          .wait_for_mark = &wait_for_mark,
+          .free_mark = &free_mark,
           .synchronize = &synchronize};
   return &part;
 }

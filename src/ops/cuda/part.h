@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 6;
+inline constexpr int kCudaPartVersion = 7;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -129,7 +129,8 @@ struct CudaPart {
   AttentionPlan* (*plan_attention)(Element, const AttentionShape&, const AttentionCall&) = nullptr;
   void (*free_plan)(AttentionPlan*) = nullptr;
   // A plan for `rows` sequences of one row each and up to `pages` KV blocks in all, which update
-  // fills anew at the same addresses, so that a captured graph reads each step's.
+  // fills anew at the same addresses, so that a captured graph reads each step's. Before an update
+  // the step of the update before the last must be done.
   AttentionPlan* (*reserve_plan)(std::int64_t rows, std::int64_t pages) = nullptr;
   void (*update_plan)(AttentionPlan*, Element, const AttentionShape&,
                       const AttentionCall&) = nullptr;
@@ -184,6 +185,18 @@ struct CudaPart {
   void (*end_graph)(void* graph) = nullptr;
   void (*run_graph)(void* graph) = nullptr;
   void (*free_graph)(void* graph) = nullptr;
+
+  // tokens[i] = last[sources[i]], and sources[i] = -1, where sources[i] is not negative: so that it
+  // may run again. On the device.
+  void (*feed_tokens)(std::int32_t* tokens, std::int32_t* sources, const std::int32_t* last,
+                      std::int64_t rows) = nullptr;
+
+  // A mark notes how far this thread's stream has come when it is set; waiting for it waits for the
+  // work before it alone.
+  void* (*new_mark)() = nullptr;
+  void (*set_mark)(void* mark) = nullptr;
+  void (*wait_for_mark)(void* mark) = nullptr;
+  void (*free_mark)(void* mark) = nullptr;
 
   // Waits for the device's work of this thread's stream.
   void (*synchronize)() = nullptr;

@@ -12,7 +12,8 @@
 namespace tandem {
 
 AttentionPlan::Reserved::~Reserved() {
-  if (pinned) cudaFreeHost(pinned);
+  for (void* p : pinned)
+    if (p) cudaFreeHost(p);
 }
 
 namespace cuda {
@@ -314,14 +315,16 @@ void update_plan(AttentionPlan* plan, Element e, const AttentionShape& shape,
   describe(*plan, e, shape, call, packed);
   if (!plan->memory) {
     plan->memory = std::make_unique<Scratch>(packed.bytes());
-    CHECK_CUDA(cudaMallocHost(&r.pinned, static_cast<std::size_t>(packed.bytes())));
+    for (void*& p : r.pinned)
+      CHECK_CUDA(cudaMallocHost(&p, static_cast<std::size_t>(packed.bytes())));
     r.bytes = packed.bytes();
   }
   if (packed.bytes() != r.bytes)
     throw std::runtime_error("decode plan: more pages than were reserved");
-  // The copy before this one is done: the results of its step have been read since.
-  std::memcpy(r.pinned, packed.data(), static_cast<std::size_t>(packed.used()));
-  CHECK_CUDA(cudaMemcpyAsync(plan->memory->as<void>(), r.pinned,
+  // The copy before the last one is done: the results of its step have been read since.
+  void* const pinned = r.pinned[r.turn ^= 1];
+  std::memcpy(pinned, packed.data(), static_cast<std::size_t>(packed.used()));
+  CHECK_CUDA(cudaMemcpyAsync(plan->memory->as<void>(), pinned,
                              static_cast<std::size_t>(packed.used()), cudaMemcpyHostToDevice,
                              stream()));
   finish(*plan, packed);

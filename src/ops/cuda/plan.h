@@ -44,10 +44,12 @@ struct AttentionPlan {
   cuda::PagedWork work;
 
   std::unique_ptr<cuda::Scratch> memory;
-  // Of a plan that a graph reads, which stays where it is: the host's side of `memory`, and room.
+  // Of a plan that a graph reads, which stays where it is: the host's sides of `memory`, which take
+  // turns, so that one can be filled while the other is on its way, and room.
   struct Reserved {
     std::int64_t rows = 0, pages = 0;
-    void* pinned = nullptr;
+    void* pinned[2] = {};
+    int turn = 0;
     std::int64_t bytes = 0;
     ~Reserved();
   };

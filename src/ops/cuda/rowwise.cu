@@ -44,6 +44,14 @@ __global__ void gather_rows_kernel(const E* w, std::int64_t k, const std::int32_
       *reinterpret_cast<const Pack<E, N>*>(w + ids[r] * k + c);
 }
 
+__global__ void feed_tokens_kernel(std::int32_t* tokens, std::int32_t* sources,
+                                   const std::int32_t* last, std::int64_t rows) {
+  const std::int64_t i = item();
+  if (i >= rows || sources[i] < 0) return;
+  tokens[i] = last[sources[i]];
+  sources[i] = -1;
+}
+
 // kWarps warps a row, kThreads / (32·kWarps) rows a block.
 template <class E, int N, int kWarps>
 __global__ void rms_norm_kernel(const E* x, const E* weight, float eps, float offset, E* y,
@@ -243,6 +251,13 @@ void gather_rows(Element e, const void* w, std::int64_t k, const std::int32_t* i
               static_cast<const E*>(w), k, ids, rows * k / n, static_cast<E*>(y));
     });
   });
+}
+
+void feed_tokens(std::int32_t* tokens, std::int32_t* sources, const std::int32_t* last,
+                 std::int64_t rows) {
+  if (rows == 0) return;
+  feed_tokens_kernel<<<blocks_for(rows), kThreads, 0, stream()>>>(tokens, sources, last, rows);
+  CHECK_LAUNCH("feed_tokens");
 }
 
 void rms_norm(Element e, const void* x, const void* weight, float eps, float offset, void* y,

@@ -311,7 +311,9 @@ class RankProcess {
                  : std::function<void(std::function<void()>)>(post),
          .last_write =
              [this] { return trainer_ ? trainer_->progress.last_write.exchange(0.0) : 0.0; },
-         .gather = [this] { return gather_masters(); }},
+         .gather = [this] { return gather_masters(); },
+         // A trainer does it in its step, where no engine waits for it.
+         .after_swap = role_.trains() ? std::function<void()>() : return_free_memory},
         *update_);
   }
 

@@ -51,8 +51,8 @@ class FsdpTrainer final : public Trainer {
     const RolloutValues& values;
     std::vector<std::int64_t> samples;  // indices, in id order
     TokenWeights weights, whole_weights;
-    bool first;   // no optimizer step of this rollout lies before it
-    bool single;  // none after it either
+    bool first;  // no optimizer step of this rollout lies before it
+    bool last;   // none lies after it
   };
   struct Scored;  // one micro-batch's forward, with what it is compared with
 

@@ -47,7 +47,8 @@ bool FsdpTrainer::measures_mismatch() const {
 
 // Whether this step's forward is also the one from before the first step.
 bool FsdpTrainer::measures_rollout_entropy(const StepInput& input) const {
-  return setup_.algorithm.use_rollout_entropy && input.single && input.values.entropies.empty();
+  return setup_.algorithm.use_rollout_entropy && input.first && input.last &&
+         input.values.entropies.empty();
 }
 
 // Advantages that are all 0 (groups of equal rewards) give a gradient of exactly 0, so such a

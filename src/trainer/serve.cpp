@@ -6,7 +6,6 @@
 #include <string>
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/json.h"
 
 namespace tandem {
@@ -52,9 +51,7 @@ void add_trainer_routes(http::Server& server, PostWork post, Trainer& trainer,
                  post_answer(post, std::move(respond), [=, &trainer] {
                    const auto batch = decode_batch(std::as_bytes(std::span(*body)), "request body");
                    if (before_train) before_train();
-                   const TrainResult result = trainer.train(batch, steps);
-                   trainer.progress.last_write = monotonic_seconds();
-                   return to_json(result);
+                   return to_json(trainer.train(batch, steps));
                  });
                });
   server.route("GET", "/trainer/progress", [&trainer](http::Request, http::Respond respond) {

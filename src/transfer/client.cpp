@@ -85,7 +85,7 @@ UpdateTimes UpdateClient::update(std::int64_t version, bool since_write, Deadlin
   const double pause_start = monotonic_seconds();
   if (before_swap) before_swap();
   const double swap_start = monotonic_seconds();
-  times.pause_seconds = swap_start - pause_start;
+  if (before_swap) times.pause_seconds = swap_start - pause_start;
   call("/weights/swap", version, deadline);
   times.swap_seconds = monotonic_seconds() - swap_start;
   times.seconds = (since_write ? waited : 0) + monotonic_seconds() - start;

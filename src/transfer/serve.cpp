@@ -4,7 +4,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/memory.h"
 
 namespace tandem {
 namespace {
@@ -54,7 +53,8 @@ void add_weight_routes(http::Server& server, WeightHooks hooks, WeightUpdate& up
         });
       });
   server.route(
-      "POST", "/weights/swap", [post, &update](http::Request request, http::Respond respond) {
+      "POST", "/weights/swap",
+      [post, &update, after_swap = hooks.after_swap](http::Request request, http::Respond respond) {
         const std::int64_t version = version_of(request);
         post([=, &update] {
           answer(respond, [&] {
@@ -62,7 +62,7 @@ void add_weight_routes(http::Server& server, WeightHooks hooks, WeightUpdate& up
             update.swap(version);
             return Json{{"weight_version", version}, {"swap_seconds", monotonic_seconds() - start}};
           });
-          return_free_memory();  // of activations: answered first, since this takes 30 ms
+          if (after_swap) after_swap();
         });
       });
   server.route("POST", "/weights/check",

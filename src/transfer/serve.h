@@ -19,6 +19,7 @@ struct WeightHooks {
   std::function<double()> last_write;
   // The trainer's master weights, gathered with the other trainer ranks; empty: no trainer here.
   std::function<std::vector<float>()> gather;
+  std::function<void()> after_swap = {};  // on the compute thread; may be empty
 };
 void add_weight_routes(http::Server& server, WeightHooks hooks, WeightUpdate& update);
 

@@ -158,6 +158,14 @@ void create_folders(const std::string& path) {
   if (error) fail(path, "create the folder", error.value());
 }
 
+std::string why_not_writable(const std::string& folder) {
+  std::string name = folder + "/.tandem-XXXXXX";
+  const Fd fd(::mkostemp(name.data(), O_CLOEXEC));
+  if (!fd) return errno_text(errno);
+  ::unlink(name.c_str());
+  return "";
+}
+
 void sync_folder(const std::string& path) {
   const Fd fd = open_file(path, O_RDONLY | O_DIRECTORY, "open the folder");
   // Some network file systems cannot sync folders (EINVAL) and order names by themselves.

@@ -108,6 +108,10 @@ bool file_exists(const std::string& path);
 // Creates the folder and its parents; no error if it exists.
 void create_folders(const std::string& path);
 
+// Why no file can be made in the folder; empty if one can, and it leaves nothing there. Asking for
+// permissions is not enough: root has them all, also in /proc.
+std::string why_not_writable(const std::string& folder);
+
 // fsync of a folder: makes the names in it durable.
 void sync_folder(const std::string& path);
 

@@ -1,7 +1,6 @@
 // Writing a model folder: everything goes to <target>.part, is fsynced, and takes the target's name
 // in one rename. An older folder under that name is exchanged with it and removed afterwards, so a
 // crash at any moment leaves a whole folder under the name.
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -52,8 +51,8 @@ void check_hf_target(const std::string& target) {
            "{}: exists and is not a model folder (no config.json); name another folder", target);
   const std::string parent = fs::absolute(target).parent_path().string();
   create_folders(parent);
-  TD_CHECK(access(parent.c_str(), W_OK) == 0, "{}: its folder {} cannot be written: {}", target,
-           parent, errno_text(errno));
+  const std::string fault = why_not_writable(parent);
+  TD_CHECK(fault.empty(), "{}: its folder {} cannot be written: {}", target, parent, fault);
 }
 
 HfFolderWriter::HfFolderWriter(std::string target, std::string source, const ModelConfig& config,

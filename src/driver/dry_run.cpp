@@ -3,7 +3,6 @@
 #include "driver/dry_run.h"
 
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -268,8 +267,8 @@ void DryRun::check_free_space(const std::string& folder) {
 void DryRun::check_folders() {
   const auto writable = [&](const char* flag, const std::string& path) {
     const std::string parent = existing_parent(path);
-    TD_CHECK(fs::is_directory(parent) && ::access(parent.c_str(), W_OK) == 0,
-             "{}: {} cannot be made: {} is no folder that can be written", flag, path, parent);
+    const std::string fault = fs::is_directory(parent) ? why_not_writable(parent) : "no folder";
+    TD_CHECK(fault.empty(), "{}: {} cannot be made in {}: {}", flag, path, parent, fault);
   };
   if (!config_.logging.run_dir.empty()) {
     attempt([&] {

@@ -241,6 +241,11 @@ void TrainLoop::size_kv_cache(const ModelConfig& model) {
            "--rollout-max-prompt-len: a prompt has {} tokens, the model's context is {}; give at "
            "most that to leave such prompts out",
            prompt, context);
+  if (longest_prompt + answer > context)
+    TD_LOG(warn,
+           "the longest prompt of {} tokens and an answer of {} are more than the model's context of "
+           "{}: answers to long prompts are cut there, as truncated",
+           prompt, answer, context);
   const std::int64_t longest = std::min(
       {longest_prompt + answer, context,
        std::max(longest_prompt, config_.rollout.rollout_max_context_len.value_or(context))});

@@ -425,6 +425,21 @@ TEST_F(HfFolderTest, WriterLeavesForeignFoldersAlone) {
   EXPECT_EQ(read_file(root_ + "/home/letter.txt"), "dear");
 }
 
+// Root may write everywhere by its permissions, and still nobody can make a file in /proc: a run that
+// learned this at its end would have lost the model.
+TEST_F(HfFolderTest, TargetThatCannotBeMadeIsFoundBefore) {
+  EXPECT_EQ(why_not_writable(root_), "");
+  EXPECT_NE(why_not_writable("/proc"), "");
+  try {
+    check_hf_target("/proc/model");
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("/proc cannot be written: "), std::string::npos) << e.what();
+  }
+  EXPECT_NO_THROW(check_hf_target(root_ + "/new/model"));
+  EXPECT_FALSE(file_exists(root_ + "/new/model"));
+}
+
 // The folders that transformers made open without a word.
 TEST(HfGolden, TinyModelsOpen) {
   std::size_t models = 0;

@@ -38,6 +38,7 @@ def main():
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--vocab-size", type=int, help="the tokenizer's if it is not given")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
     shutil.copytree(a.tokenizer, a.out, ignore=shutil.ignore_patterns("*.safetensors*"))
@@ -47,6 +48,8 @@ def main():
                   num_key_value_heads=a.kv_heads, head_dim=a.hidden_size // a.heads,
                   tie_word_embeddings=True, torch_dtype="float32")
     config.pop("dtype", None)
+    if a.vocab_size:
+        config["vocab_size"] = a.vocab_size
     (a.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     random = np.random.default_rng(a.seed)

@@ -49,7 +49,7 @@ void inspect_rollout(const std::string& path) {
   std::map<std::uint64_t, std::int64_t> groups;
   std::map<std::string_view, std::int64_t> states;
   std::map<std::int64_t, std::int64_t> versions;
-  std::int64_t prompt = 0, response = 0, longest = 0, trained = 0;
+  std::int64_t prompt = 0, response = 0, longest = 0, trained = 0, rewarded = 0;
   double reward = 0, least = INFINITY, most = -INFINITY;
   for (const Sample& s : batch.samples) {
     ++groups[s.prompt_id];
@@ -59,6 +59,8 @@ void inspect_rollout(const std::string& path) {
     response += s.response_length;
     longest = std::max(longest, s.response_length);
     trained += std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1});
+    if (s.status == SampleStatus::failed) continue;  // it has no reward
+    ++rewarded;
     reward += s.reward;
     least = std::min(least, s.reward);
     most = std::max(most, s.reward);
@@ -67,15 +69,19 @@ void inspect_rollout(const std::string& path) {
   say("rollout", "{} samples of {} prompts", batch.samples.size(), groups.size());
   say("tokens", "{} of prompts, {} of answers (mean {:.1f}, longest {}), {} trained on", prompt,
       response, static_cast<double>(response) / count, longest, trained);
-  say("reward", "mean {:.4g}, least {:.4g}, most {:.4g}", reward / count, least, most);
+  if (rewarded > 0)
+    say("reward", "mean {:.4g}, least {:.4g}, most {:.4g}", reward / static_cast<double>(rewarded),
+        least, most);
   for (const auto& [name, n] : states) say("status", "{} {}", n, name);
   for (const auto& [version, n] : versions) say("weight version", "{}: {} tokens", version, n);
   say("log-probabilities", "of the engine{}",
       batch.trainer_log_probs.empty() ? "" : " and of the trainer");
   for (std::size_t i = 0; i < std::min(kShownSamples, batch.samples.size()); ++i) {
     const Sample& s = batch.samples[i];
-    fmt::print("\n  sample {}, prompt {}, reward {:.4g}, advantage {:.4g}\n", s.id, s.prompt_id,
-               s.reward, batch.advantages[i]);
+    fmt::print("\n  sample {}, prompt {}, {}\n", s.id, s.prompt_id,
+               s.status == SampleStatus::failed
+                   ? "failed: no reward, not trained on"
+                   : fmt::format("reward {:.4g}, advantage {:.4g}", s.reward, batch.advantages[i]));
     fmt::print("    answer: {}\n    label:  {}\n", one_line(s.response, 300),
                one_line(s.label, 100));
   }

@@ -329,6 +329,15 @@ PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& token
     PromptRow& row = parsed.rows[i];
     TokenizedRow& result = tokenized[i];
     if (result.ok() && result.ids.empty()) result.error = "the prompt has no tokens";
+    if (result.ok() && options.vocab_size > 0) {
+      const TokenId most = *std::ranges::max_element(result.ids);
+      if (most >= options.vocab_size)
+        result.error = fmt::format(
+            "token id {} of the tokenizer is outside the model's vocabulary of {}: the tokenizer "
+            "is "
+            "not this model's",
+            most, options.vocab_size);
+    }
     if (!result.ok()) {
       note_bad_row(options, row.line, result.error, set.bad);
     } else if (result.ids.size() > limit) {
@@ -342,7 +351,8 @@ PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& token
     TD_LOG(warn, "{}: {} {} skipped: {}", file, row_name(file), set.bad[i].line, set.bad[i].reason);
   }
   TD_LOG(info, "{}: {}", options.path, set.summary());
-  TD_CHECK(!set.prompts.empty(), "{}: nothing left to train on: {}{}", options.path, set.summary(),
+  TD_CHECK(options.may_be_empty || !set.prompts.empty(), "{}: nothing left to train on: {}{}",
+           options.path, set.summary(),
            set.num_overlong > 0
                ? "; raise --rollout-max-prompt-len (and --rollout-max-context-len, if it is given, "
                  "which bounds it) or shorten the prompts"

@@ -26,8 +26,10 @@ struct PromptFileOptions {
   bool apply_chat_template = false;
   std::string apply_chat_template_kwargs = "{}";
   std::int64_t max_prompt_tokens = 0;  // --rollout-max-prompt-len; 0: no limit
+  std::int64_t vocab_size = 0;  // the model's; a row with an id beyond it is bad; 0: any id goes
   bool skip_bad_rows = false;
   std::size_t first_rows = 0;            // template and tokenise only so many good rows; 0: all
+  bool may_be_empty = false;             // it is no error if nothing is left
   PythonPlace place = project_python();  // for Parquet files
 };
 

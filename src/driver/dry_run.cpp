@@ -19,6 +19,7 @@
 #include "driver/evaluate.h"
 #include "driver/memory_plan.h"
 #include "driver/placement.h"
+#include "driver/preflight.h"
 #include "driver/prompt_options.h"
 #include "driver/resume.h"
 #include "driver/rewards.h"
@@ -34,6 +35,14 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kFirstRows = 64;
 constexpr std::size_t kShownFaults = 10;  // of one file
+
+// Those of `all` that are not among `told`.
+std::vector<BadRow> without(std::vector<BadRow> all, const std::vector<BadRow>& told) {
+  std::erase_if(all, [&](const BadRow& row) {
+    return std::ranges::any_of(told, [&](const BadRow& t) { return t.line == row.line; });
+  });
+  return all;
+}
 
 class DryRun {
  public:
@@ -62,6 +71,7 @@ class DryRun {
   void check_model();
   void check_helper();
   void check_prompts();
+  void tell_bad_rows(const std::string& file, const std::vector<BadRow>& bad);
   void check_set(const std::string& label, PromptFileOptions options);
   void check_functions();
   void check_batch();
@@ -107,6 +117,14 @@ void DryRun::check_helper() {
   if (!answers) tokenizer_.reset();
 }
 
+void DryRun::tell_bad_rows(const std::string& file, const std::vector<BadRow>& bad) {
+  for (std::size_t i = 0; i < std::min(bad.size(), kShownFaults); ++i)
+    faults_.push_back(
+        fmt::format("{}: {} {}: {}", file, row_name(file), bad[i].line, bad[i].reason));
+  if (bad.size() > kShownFaults)
+    faults_.push_back(fmt::format("{}: {} more bad rows", file, bad.size() - kShownFaults));
+}
+
 // All rows are taken apart and their labels tried; the first are templated and tokenised.
 void DryRun::check_set(const std::string& label, PromptFileOptions options) {
   const std::string file = prompt_file(options.path);
@@ -116,11 +134,7 @@ void DryRun::check_set(const std::string& label, PromptFileOptions options) {
     options.skip_bad_rows = true;  // all of them are told
     PromptRows rows = read_prompt_rows(options);
     const bool skipped = config_.data.skip_bad_rows;
-    for (std::size_t i = 0; i < std::min(rows.bad.size(), skipped ? 0 : kShownFaults); ++i)
-      faults_.push_back(
-          fmt::format("{}: {} {}: {}", file, row_name(file), rows.bad[i].line, rows.bad[i].reason));
-    if (!skipped && rows.bad.size() > kShownFaults)
-      faults_.push_back(fmt::format("{}: {} more bad rows", file, rows.bad.size() - kShownFaults));
+    if (!skipped) tell_bad_rows(file, rows.bad);
     if (skipped && !rows.bad.empty())
       say(label, "{}: {} bad rows are left out", file, rows.bad.size());
     if (sound_ && !config_.reward.uses_function()) {
@@ -130,14 +144,23 @@ void DryRun::check_set(const std::string& label, PromptFileOptions options) {
           throw Error(fmt::format("{}: {} {}: {}", file, row_name(file), row.line, *fault));
     }
     options.first_rows = kFirstRows;
+    options.may_be_empty = true;
     const PromptSet set = load_prompts(options, *tokenizer_);
+    if (!skipped) tell_bad_rows(file, without(set.bad, rows.bad));
+    if (label == "prompts") num_prompts_ = static_cast<std::int64_t>(rows.rows.size());
+    if (set.prompts.empty()) {
+      TD_CHECK(rows.rows.size() > kFirstRows, "{}: nothing left to train on: {}", options.path,
+               set.summary());
+      say(label, "{} rows of {}; none of the first {} is left: {}", rows.rows.size(), options.path,
+          kFirstRows, set.summary());
+      return;
+    }
     std::size_t shortest = set.prompts.front().ids.size(), longest = 0;
     for (const Prompt& p : set.prompts) {
       shortest = std::min(shortest, p.ids.size());
       longest = std::max(longest, p.ids.size());
     }
     longest_prompt_ = std::max(longest_prompt_, static_cast<std::int64_t>(longest));
-    if (label == "prompts") num_prompts_ = static_cast<std::int64_t>(rows.rows.size());
     say(label, "{} rows of {}; the first {} have {} to {} tokens{}", rows.rows.size(), options.path,
         std::min(kFirstRows, rows.rows.size()), shortest, longest,
         set.num_overlong > 0
@@ -148,10 +171,12 @@ void DryRun::check_set(const std::string& label, PromptFileOptions options) {
 }
 
 void DryRun::check_prompts() {
-  check_set("prompts", train_prompt_options(config_));
+  const std::int64_t vocab = model_ ? model_->vocab_size : 0;
+  check_set("prompts", train_prompt_options(config_, vocab));
+  if (sound_ && model_) attempt([&] { check_stop_ids(config_, *model_); });
   const std::vector<std::string>& sets = config_.evaluate.eval_prompt_data;
   for (std::size_t i = 0; i + 1 < sets.size(); i += 2)
-    check_set("evaluation", evaluation_prompt_options(config_, sets[i + 1]));
+    check_set("evaluation", evaluation_prompt_options(config_, sets[i + 1], vocab));
 }
 
 // Users' functions are loaded, each in a process of its own, and not called.
@@ -195,13 +220,12 @@ void DryRun::check_placement() {
     for (const std::string_view line : split(trim(map), '\n')) say("", "{}", line);
     if (model_) check_engine_width(config_, *model_);
     if (!model_ || longest_prompt_ == 0) return;
-    const std::int64_t answer = std::max(*config_.rollout.rollout_max_response_len,
-                                         *config_.evaluate.eval_max_response_len);
+    const std::int64_t answer = longest_answer(config_);
     const std::int64_t longest = longest_prompt_ + answer;
     if (longest > model_->max_position_embeddings)
       say("lengths", "prompt {} + answer {} = {}: answers are cut at the model's context of {}",
           longest_prompt_, answer, longest, model_->max_position_embeddings);
-    const std::int64_t sample = std::min(longest, model_->max_position_embeddings);
+    const std::int64_t sample = longest_sample(config_, *model_, longest_prompt_);
     if (!config_.engine.kv_cache_tokens)
       config_.engine.kv_cache_tokens =
           ((sample + 15) / 16 + 1) * 16 * config_.engine.max_running_requests;
@@ -287,7 +311,10 @@ void DryRun::check_folders() {
     });
   }
   if (!config_.checkpoint.save_hf.empty())
-    attempt([&] { writable("--save-hf", config_.checkpoint.save_hf); });
+    attempt([&] {
+      writable("--save-hf", config_.checkpoint.save_hf);
+      check_save_hf(config_);
+    });
 }
 
 void DryRun::check_load() {

@@ -19,13 +19,15 @@ void check_labels(const std::string& path, const std::vector<Prompt>& prompts,
       throw Error(fmt::format("{}: row {}: {}", path, p.row, *fault));
 }
 
-std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerProcess& tokenizer,
+std::vector<EvaluationSet> load_evaluation_sets(const Config& config, std::int64_t vocab_size,
+                                                TokenizerProcess& tokenizer,
                                                 const RewardRule* rule) {
   const EvaluateConfig& e = config.evaluate;
   std::vector<EvaluationSet> sets;
   for (std::size_t i = 0; i + 1 < e.eval_prompt_data.size(); i += 2) {
     const std::string& path = e.eval_prompt_data[i + 1];
-    const PromptSet set = load_prompts(evaluation_prompt_options(config, path), tokenizer);
+    const PromptSet set =
+        load_prompts(evaluation_prompt_options(config, path, vocab_size), tokenizer);
     if (rule) check_labels(path, set.prompts, *rule);
     TD_LOG(info, "evaluation '{}': {}", e.eval_prompt_data[i], path);
     sets.push_back({.name = e.eval_prompt_data[i], .prompts = set.prompts, .samples = {}});

@@ -23,7 +23,8 @@ struct EvaluationSet {
 
 // The sets of --eval-prompt-data; logs what each holds. rule: checks the labels, null: nothing
 // does.
-std::vector<EvaluationSet> load_evaluation_sets(const Config& config, TokenizerProcess& tokenizer,
+std::vector<EvaluationSet> load_evaluation_sets(const Config& config, std::int64_t vocab_size,
+                                                TokenizerProcess& tokenizer,
                                                 const RewardRule* rule);
 
 // Evaluates one set and adds its metrics to the row; false: stopped, nothing was added.

@@ -21,7 +21,8 @@ const Declarations& train_declarations() {
       {"rollout/ref_log_probs", Reduction::mean, "the reference model's"},
       {"rollout/kl", Reduction::mean, "KL in the reward, by --kl-loss-type"},
       {"rollout/entropy", Reduction::mean, "entropy with the rollout's weights"},
-      {"rollout/response_len/mean", Reduction::mean, "tokens of a response"},
+      {"rollout/response_len/mean", Reduction::mean,
+       "trained tokens of a response, over samples that have a reward"},
       {"rollout/response_len/median", Reduction::last, "its median, over all samples"},
       {"rollout/response_len/max", Reduction::max, "its maximum"},
       {"rollout/response_len/min", Reduction::min, "its minimum"},
@@ -115,11 +116,13 @@ const Declarations& train_declarations() {
 
 namespace {
 
-// Of the tokens that are trained, as Miles counts them.
+// Of the tokens that are trained, as Miles counts them. A sample without a reward is not trained on
+// and says nothing about lengths.
 void add_lengths(Row& row, const std::string& prefix, std::span<const Sample> samples) {
   std::vector<double> lengths;
   double sum = 0;
   for (const Sample& s : samples) {
+    if (s.status == SampleStatus::failed) continue;
     lengths.push_back(
         static_cast<double>(std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1})));
     sum += lengths.back();

@@ -15,6 +15,7 @@ void look_at_row(const Json& row, std::int64_t step, std::int64_t last_step, Rec
   for (const auto& [name, value] : row.items()) {
     const bool evaluation = name.starts_with("eval/");
     if (step == last_step && evaluation) records.has_evaluation = true;
+    if (name == "perf/step_time") ++records.num_steps;
     if (step == last_step && name == "perf/step_time") records.has_step = true;
     // "eval/NAME" itself, not "eval/NAME/response_len/mean" or "eval/NAME-truncated_ratio"; a name
     // with a dash or slash is found all the same, with harmless company.

@@ -14,6 +14,7 @@ inline constexpr std::int64_t kBeforeAll = -2;
 
 struct Records {
   std::int64_t removed_rows = 0;
+  std::int64_t num_steps = 0;           // rows of steps that stay
   bool has_step = false;                // a row of the last step that stays
   bool has_evaluation = false;          // an evaluation after that step
   std::map<std::string, double> first;  // mean reward by set, of the evaluation before training

@@ -35,6 +35,7 @@
 #include "driver/interrupt.h"
 #include "driver/metrics.h"
 #include "driver/placement.h"
+#include "driver/preflight.h"
 #include "driver/prompt_options.h"
 #include "driver/records.h"
 #include "driver/resume.h"
@@ -96,7 +97,8 @@ class TrainLoop {
     CheckpointState state;
   };
 
-  void load_data();
+  void load_data(std::int64_t vocab_size);
+  void check_recordings() const;
   void restore_data();
   void size_kv_cache(const ModelConfig& model);
   void restore_ranks();
@@ -110,6 +112,7 @@ class TrainLoop {
   TrainBatch make_batch(DrawnGroups rollout, Row& row);
   void check_staleness(std::int64_t id, std::span<const Sample> samples) const;
   void train(std::int64_t id, const TrainBatch& batch, Row& row);
+  void check_gap(std::int64_t id, const TrainResult& trained) const;
   void check_ci(std::int64_t id, const TrainResult& trained) const;
   UpdateTimes update_weights();
   bool updates_after(std::int64_t id) const {
@@ -176,15 +179,15 @@ class TrainLoop {
   Ahead<std::optional<DrawnGroups>> ahead_;
 };
 
-void TrainLoop::load_data() {
+void TrainLoop::load_data(std::int64_t vocab_size) {
   const DataConfig& d = config_.data;
-  const PromptSet set = load_prompts(train_prompt_options(config_), tokenizer_);
+  const PromptSet set = load_prompts(train_prompt_options(config_, vocab_size), tokenizer_);
   if (rewards_.rule()) check_labels(d.prompt_data, set.prompts, *rewards_.rule());
   prompts_ = set.prompts;
   if (config_.debug.debug_train_only)
     TD_LOG(info, "recorded rollouts are trained on: nothing is generated, nothing evaluated");
   else
-    evaluation_ = load_evaluation_sets(config_, tokenizer_, rewards_.rule());
+    evaluation_ = load_evaluation_sets(config_, vocab_size, tokenizer_, rewards_.rule());
   for (const auto& line : resolve_num_rollout(config_, static_cast<std::int64_t>(prompts_.size())))
     TD_LOG(info, "{}", line);
   order_.emplace(prompts_.size(), static_cast<std::uint64_t>(d.rollout_seed), d.rollout_shuffle);
@@ -217,6 +220,11 @@ void TrainLoop::restore_data() {
            all_done() ? "all that --num-rollout asks for"
                       : fmt::format("the run goes on with step {}", first_ + 1),
            removed);
+  if (resume_ && records_.num_steps < first_)
+    TD_LOG(warn,
+           "{}/metrics.jsonl: has rows of {} of the {} steps that are done; the others' are "
+           "not made again",
+           folder, records_.num_steps, first_);
   for (EvaluationSet& set : evaluation_)
     if (const auto first = records_.first.find(set.name); first != records_.first.end())
       set.first = first->second;
@@ -229,26 +237,19 @@ void TrainLoop::size_kv_cache(const ModelConfig& model) {
     config_.engine.kv_cache_tokens = 16;
     return;
   }
-  const std::int64_t context = model.max_position_embeddings;
   std::size_t prompt = 0;
   for (const Prompt& p : prompts_) prompt = std::max(prompt, p.ids.size());
   for (const EvaluationSet& set : evaluation_)
     for (const Prompt& p : set.prompts) prompt = std::max(prompt, p.ids.size());
-  const std::int64_t answer = std::max(config_.rollout.rollout_max_response_len.value(),
-                                       config_.evaluate.eval_max_response_len.value());
   const auto longest_prompt = static_cast<std::int64_t>(prompt);
-  TD_CHECK(longest_prompt <= context,
-           "--rollout-max-prompt-len: a prompt has {} tokens, the model's context is {}; give at "
-           "most that to leave such prompts out",
-           prompt, context);
+  const std::int64_t answer = longest_answer(config_), context = model.max_position_embeddings;
+  const std::int64_t longest = longest_sample(config_, model, longest_prompt);
   if (longest_prompt + answer > context)
-    TD_LOG(warn,
-           "the longest prompt of {} tokens and an answer of {} are more than the model's context of "
-           "{}: answers to long prompts are cut there, as truncated",
-           prompt, answer, context);
-  const std::int64_t longest = std::min(
-      {longest_prompt + answer, context,
-       std::max(longest_prompt, config_.rollout.rollout_max_context_len.value_or(context))});
+    TD_LOG(
+        warn,
+        "the longest prompt of {} tokens and an answer of {} are more than the model's context of "
+        "{}: answers to long prompts are cut there, as truncated",
+        prompt, answer, context);
   if (model.has_longrope() && !config_.rollout.rollout_max_context_len) {
     config_.rollout.rollout_max_context_len = longest;
     TD_LOG(info,
@@ -256,10 +257,7 @@ void TrainLoop::size_kv_cache(const ModelConfig& model) {
            "a run by the factors that suit its longest",
            longest, prompt, answer);
   }
-  if (const auto& kv = config_.engine.kv_cache_tokens) {
-    TD_CHECK(*kv >= longest, "--kv-cache-tokens: found {}, one sample may need {}", *kv, longest);
-    return;
-  }
+  if (config_.engine.kv_cache_tokens) return;
   const std::int64_t blocks = (longest + 15) / 16 + 1;
   config_.engine.kv_cache_tokens = blocks * 16 * config_.engine.max_running_requests;
   TD_LOG(info,
@@ -275,11 +273,13 @@ bool TrainLoop::open() {
     rewards_.check();
     selection_.check();
   }
-  load_data();
+  const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
+  load_data(model.vocab_size);
   restore_data();
   if (all_done() && config_.checkpoint.save_hf.empty() && !owes_evaluation()) return false;
-  const ModelConfig model = read_model_config(config_.model.hf_checkpoint);
   check_engine_width(config_, model);
+  check_stop_ids(config_, model);
+  check_recordings();
   size_kv_cache(model);
   if (first_ > 0)
     for (const auto& line : config_changes(resume_->run.config, config_))
@@ -293,10 +293,8 @@ bool TrainLoop::open() {
     sinks_.push_back(std::make_unique<TensorBoardSink>(folder + "/tensorboard", first_));
   if (config_.logging.save_rollouts) create_folders(folder + "/rollouts");
   if (!config_.checkpoint.save_hf.empty()) {
-    std::error_code none;
     check_hf_target(save_folder());
-    TD_CHECK(!std::filesystem::equivalent(save_folder(), config_.model.hf_checkpoint, none),
-             "--save-hf: {} is the folder of --hf-checkpoint; name another", save_folder());
+    check_save_hf(config_);
   }
   fleet_.emplace(config_, placement);
   if (!config_.debug.debug_train_only) {
@@ -358,11 +356,28 @@ std::vector<Sample> TrainLoop::recorded_samples(std::int64_t id) const {
   return decode_batch(file.bytes(), path).samples;
 }
 
+// Every recording that the run will ask for is there.
+void TrainLoop::check_recordings() const {
+  if (!config_.debug.debug_train_only) return;
+  for (std::int64_t id = first_; id < *config_.data.num_rollout; ++id) {
+    const std::string path = fill_rollout_id(config_.debug.load_debug_rollout_data, id);
+    TD_CHECK(file_exists(path),
+             "--load-debug-rollout-data: {} does not exist, and --num-rollout {} asks for the "
+             "rollouts {} to {}",
+             path, *config_.data.num_rollout, first_, *config_.data.num_rollout - 1);
+  }
+}
+
 // Prompts drawn, answered, rewarded and chosen; nothing if interrupted.
 std::optional<DrawnGroups> TrainLoop::make_rollout(std::int64_t id, bool shown) {
   const double start = monotonic_seconds();
   if (config_.debug.debug_train_only) {
     DrawnGroups recorded{.samples = recorded_samples(id)};
+    const std::int64_t wanted =
+        *config_.rollout.rollout_batch_size * config_.rollout.n_samples_per_prompt;
+    if (static_cast<std::int64_t>(recorded.samples.size()) != wanted)
+      TD_LOG(warn, "step {}: {} recorded samples are trained on, the flags would generate {}",
+             id + 1, recorded.samples.size(), wanted);
     recorded.seconds = monotonic_seconds() - start;
     return recorded;
   }
@@ -455,11 +470,30 @@ void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {
   progress_.end();
   add_train_metrics(row, trained, monotonic_seconds() - start);
   check_skipped(id, trained);
+  check_gap(id, trained);
   check_ci(id, trained);
   ++trainer_version_;
   if (const auto every = config_.algorithm.ref_update_interval; every && (id + 1) % *every == 0) {
     fleet_->trainer().update_reference(control());
     TD_LOG(info, "step {}: the present model is the reference from here on", id + 1);
+  }
+}
+
+// Where both sides compute the same bits a gap has another cause, which the reader should know.
+void TrainLoop::check_gap(std::int64_t id, const TrainResult& trained) const {
+  if (!config_.compute.is_exact() || config_.train.ci_test || config_.debug.debug_train_only)
+    return;
+  for (const StepMetrics& m : trained.steps) {
+    if (m.on_policy_samples == 0 || m.rollout_abs_diff_max == 0.0) continue;
+    TD_LOG(warn,
+           "step {}: log-probabilities of the rollout are up to {} off the trainer's, of the same "
+           "weights, though both compute the same bits: {}",
+           id + 1, m.rollout_abs_diff_max,
+           config_.rollout.custom_generate_function_path.empty()
+               ? "please report this, with the output of `tandem selftest` on this model"
+               : "the generate function trains on tokens that it did not get from this engine, or "
+                 "changed their log-probabilities; mask what others wrote");
+    return;
   }
 }
 

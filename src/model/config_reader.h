@@ -20,8 +20,12 @@ class ConfigReader {
 
   template <typename... Args>
   void fault(fmt::format_string<Args...> text, Args&&... args) {
-    faults_.push_back(
-        fmt::format("{}: {}", where_, fmt::format(text, std::forward<Args>(args)...)));
+    fault_in(where_, text, std::forward<Args>(args)...);
+  }
+  // Of another file than the reader's.
+  template <typename... Args>
+  void fault_in(std::string_view where, fmt::format_string<Args...> text, Args&&... args) {
+    faults_.push_back(fmt::format("{}: {}", where, fmt::format(text, std::forward<Args>(args)...)));
   }
   // One Error of all faults, each told once, if there are any.
   void throw_faults() const;

@@ -113,6 +113,7 @@ void read_special_ids(ConfigReader& reader, std::string_view where, const Json* 
     return reader.ids(reader.find(key), key, where);
   };
   config.eos_ids = pick("eos_token_id");
+  const bool generations = generation && ConfigReader::find_in(*generation, "eos_token_id");
   if (const auto bos = pick("bos_token_id"); !bos.empty()) config.bos_id = bos.front();
   // The model's own: its embedding row gets no gradient. Generation's may be another.
   if (const auto pad = reader.ids(reader.find("pad_token_id"), "pad_token_id", where); !pad.empty())
@@ -121,7 +122,8 @@ void read_special_ids(ConfigReader& reader, std::string_view where, const Json* 
     config.pad_id = defaults.pad_id;
   for (std::int32_t id : config.eos_ids) {
     if (id >= config.vocab_size)
-      reader.fault("eos_token_id {} is outside vocab_size {}", id, config.vocab_size);
+      reader.fault_in(generations ? generation_where : where,
+                      "eos_token_id {} is outside [0, vocab_size {})", id, config.vocab_size);
   }
 }
 

@@ -268,6 +268,11 @@ Exam Selftest::make_exam(std::vector<GenerateRequest> requests, const Answers& a
   exam.samples = samples_of(requests, answers);
   exam.requests = std::move(requests);
   exam.log_probs = through_trainer(exam.samples, true, 4096, temperature);
+  for (const auto& of_sample : exam.log_probs)
+    TD_CHECK(
+        std::ranges::all_of(of_sample, [](float v) { return std::isfinite(v); }), "{}",
+        "the model's log-probabilities are not finite, so equal bits mean nothing; look at its "
+        "weights");
   return exam;
 }
 

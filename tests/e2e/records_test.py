@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from tiny_run import DEVICE, HIDDEN, MODEL, ROOT, TANDEM, TinyRun
+from tiny_run import DEVICE, HIDDEN, MODEL, ROOT, TANDEM, TinyRun, make_model
 
 
 FUNCTION = ["--custom-rm-path", "examples.addition.functions.reward", "--reward-key", "score"]
@@ -129,6 +129,39 @@ class Records(TinyRun):
                                           "--lrr", "1", "--prompt-data", prompts, "--dry-run"), code=2)
         for part in ("--global-batch-size", "--lrr", "model.safetensors", "line 2"):
             self.assertIn(part, out)
+
+    def test_a_dry_run_finds_what_the_run_would_find(self):
+        """The same sentence from both, before a rank starts."""
+        short = self.folder / "short-vocabulary"
+        make_model(short, "--vocab-size", "10000")
+        bare = self.folder / "no-template"
+        shutil.copytree(self.model, bare)
+        (bare / "chat_template.jinja").unlink()
+        settings = json.loads((bare / "tokenizer_config.json").read_text())
+        settings.pop("chat_template", None)
+        (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+        for name, flags, parts in (
+                ("cache", ["--kv-cache-tokens", "16"], ["--kv-cache-tokens: found 16, one sample may need"]),
+                ("same", ["--save-hf", self.model], ["--save-hf", "is the folder of --hf-checkpoint"]),
+                ("stop", ["--rollout-stop-token-ids", "60000"], ["--rollout-stop-token-ids: 60000 is outside"]),
+                ("procfs", ["--save-hf", "/proc/model"], ["/proc"]),
+                ("words", ["--hf-checkpoint", short], ["train.jsonl: line 1", "outside the model's vocabulary of 10000"]),
+                ("template", ["--hf-checkpoint", bare], ["line 1", "--chat-template-path"])):
+            with self.subTest(name):
+                for more in (["--dry-run"], []):
+                    out = self.run_tandem(*self.flags(name, *flags, *more), code=1)
+                    for part in parts:
+                        self.assertIn(part, out)
+
+    def test_a_dry_run_looks_at_the_first_rows_only(self):
+        """What they leave open is no fault: 70 rows are too long, the run has the others."""
+        prompts = self.folder / "long.jsonl"
+        prompts.write_text("".join(json.dumps({"prompt": "why " * (200 if i < 70 else 2), "label": "2"}) + "\n"
+                                   for i in range(80)))
+        flags = ["--prompt-data", prompts, "--rollout-max-prompt-len", "100", "--num-rollout", "1"]
+        out = self.run_tandem(*self.flags("long-prompts", *flags, "--dry-run"))
+        self.assertIn("none of the first 64 is left", out)
+        self.run_tandem(*self.flags("long-prompts", *flags))
 
 
 if __name__ == "__main__":

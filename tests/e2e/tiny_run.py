@@ -26,11 +26,15 @@ HIDDEN = 256 if DEVICE == "cuda" else 48  # on a GPU heads of 64, which FlashInf
 CLOCK = ("perf/", "memory/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
 
-def tiny_model(folder: pathlib.Path) -> pathlib.Path:
-    target = folder / "tiny"
+def make_model(target: pathlib.Path, *flags) -> None:
     subprocess.run([sys.executable, ROOT / "tools/make_random_model.py", target, "--tokenizer", MODEL,
                     "--hidden-size", str(HIDDEN), "--layers", "2", "--heads", "4", "--kv-heads", "2",
-                    "--intermediate-size", "80"], check=True)
+                    "--intermediate-size", "80", *flags], check=True)
+
+
+def tiny_model(folder: pathlib.Path) -> pathlib.Path:
+    target = folder / "tiny"
+    make_model(target)
     return target
 
 

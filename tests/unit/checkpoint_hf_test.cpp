@@ -453,7 +453,7 @@ TEST(HfGolden, TinyModelsOpen) {
     EXPECT_EQ(expected["sequences"][0]["gradient_norms"].size(), folder.names().size());
     ++models;
   }
-  EXPECT_EQ(models, 14u);
+  EXPECT_GE(models, 15u);
 }
 
 }  // namespace

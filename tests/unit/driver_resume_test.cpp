@@ -104,11 +104,11 @@ TEST_F(ResumeTest, RecordsAreCutBackToTheStep) {
   struct Case {
     std::int64_t last;
     std::size_t kept;
-    std::int64_t removed;
+    std::int64_t removed, steps;
     bool step, evaluation;
   };
-  for (const Case& c : {Case{2, 5, 0, true, false}, Case{1, 4, 1, true, true},
-                        Case{0, 2, 3, true, false}, Case{kBeforeAll, 0, 5, false, false}}) {
+  for (const Case& c : {Case{2, 5, 0, 3, true, false}, Case{1, 4, 1, 2, true, true},
+                        Case{0, 2, 3, 1, true, false}, Case{kBeforeAll, 0, 5, 0, false, false}}) {
     write("metrics.jsonl", all + "{\"step\":2,\"torn");
     for (int i = 0; i < 4; ++i) write(fmt::format("rollouts/rollout_{:07d}.safetensors", i), "x");
     const Records records = cut_records(root_, c.last);
@@ -116,6 +116,7 @@ TEST_F(ResumeTest, RecordsAreCutBackToTheStep) {
     for (std::size_t i = 0; i < c.kept; ++i) kept += kRows[i];
     EXPECT_EQ(read_file(root_ + "/metrics.jsonl"), kept);
     EXPECT_EQ(records.removed_rows, c.removed);
+    EXPECT_EQ(records.num_steps, c.steps);
     EXPECT_EQ(records.has_step, c.step);
     EXPECT_EQ(records.has_evaluation, c.evaluation);
     EXPECT_EQ(records.first.count("addition"), c.last == kBeforeAll ? 0u : 1u);

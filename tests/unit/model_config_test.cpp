@@ -136,6 +136,15 @@ TEST(ModelConfig, EosListOfGenerationConfigComesFirst) {
   const Json without = {{"temperature", 0.6}};
   EXPECT_EQ(parse_model_config(json, "c", &without, "g").eos_ids,
             (std::vector<std::int32_t>{32000}));
+  // A fault names the file that it stands in.
+  const Json wrong = {{"eos_token_id", 32064}};
+  try {
+    parse_model_config(json, "c", &wrong, "g");
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_TRUE(holds(e.what(), "g: eos_token_id 32064 is outside [0, vocab_size 32064)"))
+        << e.what();
+  }
 }
 
 struct BadConfig {

@@ -383,6 +383,31 @@ TEST_P(EachTable, AttentionAndItsGradient) {
   }
 }
 
+// Weights that are not finite must show in the answers, not be swallowed by a maximum.
+TEST_P(EachTable, AttentionKeepsWhatIsNotFinite) {
+  const AttentionCase c(4, 2, 8, 0);
+  const std::int64_t last = c.rows - 1, width = c.shape.qkv_width();
+  for (const float bad : {NAN, INFINITY}) {
+    auto values = random_floats(c.rows * width, 14);
+    values[static_cast<std::size_t>(last * width)] = bad;  // the first head's query of one row
+    const Typed qkv(*k, e, values);
+    std::vector<float> kb(11 * c.shape.k_block_elements(), NAN),
+        vb(11 * c.shape.v_block_elements(), NAN);
+    Out out(*k, e, static_cast<std::size_t>(c.rows * c.shape.num_heads * c.shape.head_dim));
+    for (const Segment& s : c.segments) {
+      const auto w = c.writes(s);
+      k->write_kv(e, c.shape, qkv.data(), w.data(), static_cast<std::int64_t>(w.size()), kb.data(),
+                  vb.data());
+    }
+    k->attention(e, c.shape, qkv.data(), c.segments.data(), 2, kb.data(), vb.data(), out.data());
+    const auto got = out.values();
+    const std::size_t row = static_cast<std::size_t>(last * c.shape.num_heads * c.shape.head_dim);
+    EXPECT_TRUE(std::isnan(got[row])) << bad << " gives " << got[row];
+    EXPECT_TRUE(std::isfinite(got[row + static_cast<std::size_t>(c.shape.head_dim)]));
+    EXPECT_TRUE(std::isfinite(got[0]));
+  }
+}
+
 TEST_P(EachTable, PrefillInAnyChunksAndDecodeGiveTheSameBits) {
   const AttentionCase c(6, 2, 12, 0);
   const Typed qkv(*k, e, random_floats(c.rows * c.shape.qkv_width(), 16));

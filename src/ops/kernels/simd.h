@@ -262,10 +262,11 @@ inline float max_lanes(V16 a) {
   return m;
 }
 
-// e^x to about 1 ulp for x in [-87, 88]; smaller x give 0, larger e^88. Polynomial of Cephes expf.
+// e^x to about 1 ulp for x in [-87, 88]; smaller x give 0, larger e^88, NaN gives NaN: `max` and
+// `min` return their second operand then, so x stands there. Polynomial of Cephes expf.
 inline V16 exp(V16 x) {
   const V16 low = set1(-87.0f);
-  V16 c = min(max(x, low), set1(88.0f));
+  V16 c = min(set1(88.0f), max(low, x));
   V16 n = round_even(c * set1(1.44269504088896341f));
   V16 r = fma(n, set1(-0.693359375f), c);
   r = fma(n, set1(2.12194440e-4f), r);

@@ -106,17 +106,7 @@ void Group::all_gather(std::span<const std::byte> mine, std::span<std::byte> out
   });
 }
 
-struct Group::Pending {
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  std::vector<std::vector<at::Tensor>> tensors;
-};
-
 void Group::exchange(std::span<const Send> sends, std::span<const Receive> receives) {
-  finish_exchange(start_exchange(sends, receives));
-}
-
-std::shared_ptr<Group::Pending> Group::start_exchange(std::span<const Send> sends,
-                                                      std::span<const Receive> receives) {
   TD_CHECK(failure_.empty(), "{}: the group failed before and must be built anew ({})",
            describe("exchange"), failure_);
   for (const Send& s : sends)
@@ -124,7 +114,8 @@ std::shared_ptr<Group::Pending> Group::start_exchange(std::span<const Send> send
   for (const Receive& r : receives)
     TD_CHECK(r.from >= 0 && r.from < size_ && r.from != rank_, "{}: from rank {}",
              describe("receive"), r.from);
-  auto pending = std::make_shared<Pending>();
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  std::vector<std::vector<at::Tensor>> tensors;
   call_c10d(describe("exchange"), [&] {
     // Gloo tells messages between two ranks apart by tag: the running number of the pair's parts.
     sent_.resize(static_cast<std::size_t>(size_));
@@ -132,23 +123,19 @@ std::shared_ptr<Group::Pending> Group::start_exchange(std::span<const Send> send
     for (const Receive& r : receives) {
       const int tag = received_[static_cast<std::size_t>(r.from)]++;
       if (r.bytes.empty()) continue;
-      pending->tensors.push_back({byte_tensor(r.bytes.data(), r.bytes.size())});
-      pending->works.push_back(backend_->recv(pending->tensors.back(), r.from, tag));
+      tensors.push_back({byte_tensor(r.bytes.data(), r.bytes.size())});
+      works.push_back(backend_->recv(tensors.back(), r.from, tag));
     }
     for (const Send& s : sends) {
       const int tag = sent_[static_cast<std::size_t>(s.to)]++;
       if (s.bytes.empty()) continue;
-      pending->tensors.push_back({byte_tensor(s.bytes.data(), s.bytes.size())});
-      pending->works.push_back(backend_->send(pending->tensors.back(), s.to, tag));
+      tensors.push_back({byte_tensor(s.bytes.data(), s.bytes.size())});
+      works.push_back(backend_->send(tensors.back(), s.to, tag));
     }
   });
-  return pending;
-}
-
-void Group::finish_exchange(const std::shared_ptr<Pending>& pending) {
-  if (failure_.empty()) failure_ = "an earlier exchange did not finish";
+  failure_ = "an earlier exchange did not finish";
   call_c10d(describe("exchange"), [&] {
-    for (auto& work : pending->works) work->wait(milliseconds_of(timeout_seconds_));
+    for (auto& work : works) work->wait(milliseconds_of(timeout_seconds_));
   });
   failure_.clear();
 }

@@ -63,12 +63,6 @@ class Group {
     int from = 0;
   };
   void exchange(std::span<const Send> sends, std::span<const Receive> receives);
-  // The same in two halves, so that work can be done in between; exchanges finish in the order in
-  // which they started, and their memory is the group's until then.
-  struct Pending;
-  std::shared_ptr<Pending> start_exchange(std::span<const Send> sends,
-                                          std::span<const Receive> receives);
-  void finish_exchange(const std::shared_ptr<Pending>& pending);
   // In place; every rank gets the same bits. The order of additions is the backend's: where it must
   // not depend on the number of ranks, gather and add in order instead.
   void all_reduce_sum(std::span<float> values);

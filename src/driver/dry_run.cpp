@@ -227,8 +227,7 @@ void DryRun::check_placement() {
           longest_prompt_, answer, longest, model_->max_position_embeddings);
     const std::int64_t sample = longest_sample(config_, *model_, longest_prompt_);
     if (!config_.engine.kv_cache_tokens)
-      config_.engine.kv_cache_tokens =
-          ((sample + 15) / 16 + 1) * 16 * config_.engine.max_running_requests;
+      config_.engine.kv_cache_tokens = default_kv_cache_tokens(config_, sample);
     const auto ranks = plan_memory(config_, *model_, placement, sample);
     const std::string table = memory_table(ranks);
     for (const std::string_view line : split(trim(table), '\n'))

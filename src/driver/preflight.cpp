@@ -28,6 +28,10 @@ std::int64_t longest_sample(const Config& config, const ModelConfig& model,
   return longest;
 }
 
+std::int64_t default_kv_cache_tokens(const Config& config, std::int64_t longest_sample) {
+  return ((longest_sample + 15) / 16 + 1) * 16 * config.engine.max_running_requests;
+}
+
 void check_stop_ids(const Config& config, const ModelConfig& model) {
   for (const std::int64_t id : config.rollout.rollout_stop_token_ids)
     TD_CHECK(id < model.vocab_size,

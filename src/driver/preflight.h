@@ -14,6 +14,9 @@ namespace tandem {
 std::int64_t longest_sample(const Config& config, const ModelConfig& model,
                             std::int64_t longest_prompt);
 
+// --kv-cache-tokens where it is not given: room for max_running_requests of the longest samples.
+std::int64_t default_kv_cache_tokens(const Config& config, std::int64_t longest_sample);
+
 // Tokens of the longest answer asked for, evaluation included.
 std::int64_t longest_answer(const Config& config);
 

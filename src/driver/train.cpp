@@ -258,12 +258,12 @@ void TrainLoop::size_kv_cache(const ModelConfig& model) {
            longest, prompt, answer);
   }
   if (config_.engine.kv_cache_tokens) return;
-  const std::int64_t blocks = (longest + 15) / 16 + 1;
-  config_.engine.kv_cache_tokens = blocks * 16 * config_.engine.max_running_requests;
+  const std::int64_t tokens = default_kv_cache_tokens(config_, longest);
+  const std::int64_t requests = config_.engine.max_running_requests;
+  config_.engine.kv_cache_tokens = tokens;
   TD_LOG(info,
          "kv_cache_tokens = {} (max_running_requests {} x {} blocks of 16: prompt {} + answer {})",
-         *config_.engine.kv_cache_tokens, config_.engine.max_running_requests, blocks, prompt,
-         answer);
+         tokens, requests, tokens / requests / 16, prompt, answer);
 }
 
 bool TrainLoop::open() {

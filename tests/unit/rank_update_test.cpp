@@ -13,24 +13,10 @@
 #include "transfer/client.h"
 #include "transfer/serve.h"
 #include "unit/engine_hash_model.h"
+#include "unit/tiny_llama.h"
 
 namespace tandem {
 namespace {
-
-ModelConfig tiny() {
-  ModelConfig c;
-  c.family = "llama";
-  c.vocab_size = 64;
-  c.hidden_size = 24;
-  c.intermediate_size = 40;
-  c.num_layers = 2;
-  c.num_heads = 4;
-  c.num_kv_heads = 2;
-  c.head_dim = 6;
-  c.layers.resize(2);
-  c.ropes.resize(1);
-  return c;
-}
 
 // A move that ends only when the engine has sampled so many tokens since it began.
 class SlowTransfer final : public Transfer {
@@ -58,7 +44,7 @@ class ServingRank {
   static constexpr std::int64_t kTokensOfAMove = 7;
 
   ServingRank() : server_({.token = "secret"}) {
-    setup_.source_layouts = setup_.target_layouts = {make_arena_layout(tiny(), Element::f32)};
+    setup_.source_layouts = setup_.target_layouts = {make_arena_layout(tiny_llama(), Element::f32)};
     setup_.source_process = setup_.target_process = {0};
     setup_.plan = make_transfer_plan({{&setup_.source_layouts[0], 0, false}},
                                      {{&setup_.target_layouts[0], 0, false}});
@@ -121,9 +107,9 @@ class ServingRank {
 
  private:
   static constexpr std::int64_t kBlocks = 256;
-  Arena source_{make_arena_layout(tiny(), Element::f32)},
-      served_{make_arena_layout(tiny(), Element::f32)},
-      staging_{make_arena_layout(tiny(), Element::f32)};
+  Arena source_{make_arena_layout(tiny_llama(), Element::f32)},
+      served_{make_arena_layout(tiny_llama(), Element::f32)},
+      staging_{make_arena_layout(tiny_llama(), Element::f32)};
   std::vector<float> weights_;
   TransferSetup setup_;
   ComputeQueue queue_;

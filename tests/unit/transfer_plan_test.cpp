@@ -7,30 +7,16 @@
 #include <map>
 
 #include "base/check.h"
+#include "unit/tiny_llama.h"
 
 namespace tandem {
 namespace {
-
-ModelConfig tiny() {
-  ModelConfig c;
-  c.family = "llama";
-  c.vocab_size = 64;
-  c.hidden_size = 24;
-  c.intermediate_size = 40;
-  c.num_layers = 2;
-  c.num_heads = 4;
-  c.num_kv_heads = 2;
-  c.head_dim = 6;
-  c.layers.resize(2);
-  c.ropes.resize(1);
-  return c;
-}
 
 std::vector<ArenaLayout> layouts(std::int64_t n, Element e = Element::f32,
                                  ShardRule rule = ShardRule::exact) {
   std::vector<ArenaLayout> out;
   for (std::int64_t r = 0; r < n; ++r)
-    out.push_back(make_arena_layout(tiny(), e, r, n, Place::cpu, rule));
+    out.push_back(make_arena_layout(tiny_llama(), e, r, n, Place::cpu, rule));
   return out;
 }
 

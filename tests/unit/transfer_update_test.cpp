@@ -9,25 +9,10 @@
 
 #include "base/check.h"
 #include "transfer/local_copy.h"
+#include "unit/tiny_llama.h"
 
 namespace tandem {
 namespace {
-
-// Rows that are no multiple of a panel (heads of 6, 40 intermediate) and a vocabulary that is.
-ModelConfig tiny() {
-  ModelConfig c;
-  c.family = "llama";
-  c.vocab_size = 64;
-  c.hidden_size = 24;
-  c.intermediate_size = 40;
-  c.num_layers = 2;
-  c.num_heads = 4;
-  c.num_kv_heads = 2;
-  c.head_dim = 6;
-  c.layers.resize(2);
-  c.ropes.resize(1);
-  return c;
-}
 
 std::vector<float> numbers(std::int64_t n) {
   std::vector<float> flat(static_cast<std::size_t>(n));
@@ -60,7 +45,7 @@ struct FakeEngine {
 // One process: trainers come first, then engine ranks.
 struct Process {
   Process(const Case& c, Store& store, int process) {
-    ModelConfig model = tiny();
+    ModelConfig model = tiny_llama();
     model.intermediate_size = c.intermediate;
     std::vector<TransferSide> sources, targets;
     for (int i = 0; i < c.trainers; ++i) {
@@ -130,7 +115,7 @@ TEST_P(Ways, EveryEngineHoldsTheTrainersValues) {
   for (auto& t : threads) t.join();
   for (const std::string& fault : faults) ASSERT_EQ(fault, "");
 
-  ModelConfig model = tiny();
+  ModelConfig model = tiny_llama();
   model.intermediate_size = c.intermediate;
   const ArenaLayout whole = make_arena_layout(model, c.element);
   const std::vector<float> want = numbers(whole.flat_elements);
@@ -200,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
 // With two engine arenas a weight that arrives changed is seen by its sum and not served.
 TEST(WeightUpdate, ABrokenMoveLeavesWhatIsServed) {
   TransferSetup setup;
-  setup.source_layouts = setup.target_layouts = {make_arena_layout(tiny(), Element::bf16)};
+  setup.source_layouts = setup.target_layouts = {make_arena_layout(tiny_llama(), Element::bf16)};
   setup.source_process = setup.target_process = {0};
   setup.plan = make_transfer_plan({{&setup.source_layouts[0], 0, false}},
                                   {{&setup.target_layouts[0], 0, false}});
@@ -240,7 +225,7 @@ TEST(WeightUpdate, ABrokenMoveLeavesWhatIsServed) {
 // A rank whose engine shares the trainer's arena.
 TEST(WeightUpdate, SwapsOnlyALaterVersionOfAQuietEngine) {
   TransferSetup setup;
-  setup.source_layouts = setup.target_layouts = {make_arena_layout(tiny(), Element::f32)};
+  setup.source_layouts = setup.target_layouts = {make_arena_layout(tiny_llama(), Element::f32)};
   setup.source_process = setup.target_process = {0};
   setup.plan = make_transfer_plan({{&setup.source_layouts[0], 0, true}},
                                   {{&setup.target_layouts[0], 0, true}});
@@ -266,7 +251,7 @@ TEST(WeightUpdate, SwapsOnlyALaterVersionOfAQuietEngine) {
 
 // The checksum sees a changed bit, a moved row and exchanged rows, and does not see the layout.
 TEST(RowsSum, ComparesValuesAcrossLayouts) {
-  const ModelConfig model = tiny();
+  const ModelConfig model = tiny_llama();
   Arena whole(make_arena_layout(model, Element::bf16)),
       left(make_arena_layout(model, Element::bf16, 0, 2)),
       right(make_arena_layout(model, Element::bf16, 1, 2));

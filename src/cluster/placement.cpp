@@ -17,10 +17,9 @@ int number(const Json& json, const char* key) {
 }  // namespace
 
 std::vector<int> Placement::engine_ranks() const {
-  std::vector<int> out(static_cast<std::size_t>(num_engines * engine_width), -1);
+  std::vector<int> out;
   for (const RankRole& r : ranks)
-    if (r.serves())
-      out.at(static_cast<std::size_t>(r.engine * engine_width + r.engine_rank)) = r.rank;
+    if (r.serves()) out.push_back(r.rank);
   return out;
 }
 
@@ -44,7 +43,8 @@ std::string Placement::describe() const {
     if (r.serves()) {
       if (!parts.empty()) parts += ", ";
       parts += fmt::format("engine {} of {}", r.engine, num_engines);
-      if (engine_width > 1) parts += fmt::format(", part {} of {}", r.engine_rank, engine_width);
+      if (r.engine_width > 1)
+        parts += fmt::format(", part {} of {}", r.engine_rank, r.engine_width);
     }
     text += fmt::format("{}rank {} (node {}): {}", text.empty() ? "" : "\n", r.rank, r.node, parts);
   }
@@ -58,12 +58,12 @@ Json to_json(const RankAssignment& a) {
                      {"node", r.node},
                      {"trainer_rank", r.trainer_rank},
                      {"engine", r.engine},
-                     {"engine_rank", r.engine_rank}});
+                     {"engine_rank", r.engine_rank},
+                     {"engine_width", r.engine_width}});
   return {{"rank", a.rank},
           {"ranks", std::move(ranks)},
           {"num_trainers", a.placement.num_trainers},
           {"num_engines", a.placement.num_engines},
-          {"engine_width", a.placement.engine_width},
           {"store_host", a.store_host},
           {"store_port", a.store_port}};
 }
@@ -73,7 +73,6 @@ RankAssignment assignment_from_json(const Json& json) {
   a.rank = number(json, "rank");
   a.placement.num_trainers = number(json, "num_trainers");
   a.placement.num_engines = number(json, "num_engines");
-  a.placement.engine_width = number(json, "engine_width");
   a.store_host = require<std::string>(json, "store_host", kSource);
   a.store_port = number(json, "store_port");
   for (const Json& r : require<Json>(json, "ranks", kSource))
@@ -81,7 +80,8 @@ RankAssignment assignment_from_json(const Json& json) {
                                  .node = number(r, "node"),
                                  .trainer_rank = number(r, "trainer_rank"),
                                  .engine = number(r, "engine"),
-                                 .engine_rank = number(r, "engine_rank")});
+                                 .engine_rank = number(r, "engine_rank"),
+                                 .engine_width = number(r, "engine_width")});
   TD_CHECK(a.rank >= 0 && a.rank < static_cast<int>(a.placement.ranks.size()),
            "{}: rank {} of {} ranks", kSource, a.rank, a.placement.ranks.size());
   return a;

@@ -1,7 +1,8 @@
 // Which process of a run does what: the map that the driver draws before anything starts and that
 // every rank is given whole, so that each knows its peers. A rank holds a trainer shard, a part of
 // an engine, or both (colocated). Invariants: ranks are numbered 0..n-1; trainer ranks 0..T-1 and,
-// inside each engine, its ranks 0..width-1 occur exactly once; rank 0 is trainer rank 0.
+// inside each engine, its ranks 0..width-1 occur exactly once, in the order of ranks; rank 0 is
+// trainer rank 0.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ struct RankRole {
   int trainer_rank = -1;  // -1: no trainer here
   int engine = -1;        // -1: no engine here
   int engine_rank = -1;   // within the engine (tensor parallel)
+  int engine_width = 0;   // ranks of that engine
 
   bool trains() const { return trainer_rank >= 0; }
   bool serves() const { return engine >= 0; }
@@ -28,7 +30,6 @@ struct Placement {
   std::vector<RankRole> ranks;
   int num_trainers = 0;  // trainer ranks
   int num_engines = 0;
-  int engine_width = 1;  // ranks of one engine
 
   // Ranks that hold a part of any engine, in order of (engine, engine_rank).
   std::vector<int> engine_ranks() const;

@@ -61,12 +61,20 @@ struct ClusterConfig {
   std::optional<std::int64_t> num_gpus_per_node;        // after resolve(): set
   std::optional<std::int64_t> rollout_num_gpus;         // after resolve(): set
   std::int64_t rollout_num_gpus_per_engine = 1;
+  std::vector<std::int64_t> rollout_num_gpus_of_engines;  // where they differ; empty: all alike
   bool colocate = false;
   bool offload = false;
   std::optional<bool> offload_train;
   std::optional<bool> offload_rollout;
   double rank_start_timeout_seconds = 300;  // spawn until the rank has loaded its weights
   double control_timeout_seconds = 1800;    // any later call to a rank: generate, train, save
+  // Ranks of each engine; rollout_num_gpus must be set.
+  std::vector<std::int64_t> engine_widths() const {
+    if (!rollout_num_gpus_of_engines.empty()) return rollout_num_gpus_of_engines;
+    return std::vector<std::int64_t>(
+        static_cast<std::size_t>(*rollout_num_gpus / rollout_num_gpus_per_engine),
+        rollout_num_gpus_per_engine);
+  }
 };
 
 // What one rank computes on; shared by all commands.
@@ -230,6 +238,7 @@ struct TrainConfig {
   bool share_prompt = true;                          // compute a group's prompt once
   std::optional<bool> deterministic_layout;          // after resolve(): set
   std::int64_t gradient_leaves = 8;                  // power of two
+  bool fsdp_reshard_after_forward = false;           // ranks keep a shard of the compute weights
   std::string recompute_granularity;                 // full, selective; empty: everything is kept
   std::string recompute_method;                      // uniform, block; of full
   std::optional<std::int64_t> recompute_num_layers;  // after resolve(): set if full

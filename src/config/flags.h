@@ -82,6 +82,10 @@ inline constexpr auto table<ClusterConfig> = std::tuple{
           &ClusterConfig::rollout_num_gpus_per_engine,
           "Ranks that serve one copy of the model (tensor parallel).",
           {.at_least = 1}},
+    Field{
+        "rollout_num_gpus_of_engines", &ClusterConfig::rollout_num_gpus_of_engines,
+        "Ranks of each engine where they differ, one number an engine (2 1: an engine of two ranks "
+        "and one of one), in place of --rollout-num-gpus-per-engine; together --rollout-num-gpus."},
     Field{"colocate", &ClusterConfig::colocate,
           "Trainer and engine share the ranks and one copy of the weights; without it "
           "each has ranks of its own."},
@@ -553,6 +557,12 @@ inline constexpr auto table<TrainConfig> = std::tuple{
           &TrainConfig::gradient_leaves,
           "Parts of the global batch in that order: a power of two.",
           {.at_least = 1, .at_most = 1024}},
+    Field{
+        "fsdp_reshard_after_forward", &TrainConfig::fsdp_reshard_after_forward,
+        "Each trainer rank keeps its share of the compute weights and gathers a layer's before its "
+        "forward and again before its backward, the next layer's meanwhile (FSDP's full shard, "
+        "ZeRO-3). Off: every trainer rank holds all compute weights; master weights and moments "
+        "are sharded in either case. No bit differs."},
     Field{
         "recompute_granularity",
         &TrainConfig::recompute_granularity,

@@ -8,6 +8,7 @@
 #include <bit>
 #include <ctime>
 #include <filesystem>
+#include <numeric>
 #include <thread>
 
 #include "base/check.h"
@@ -71,6 +72,10 @@ void resolve_compute(ComputeConfig& compute, ModelOptions& model, std::int64_t r
 void resolve_placement(ClusterConfig& cluster, Lines& lines) {
   fill(cluster.actor_num_gpus_per_node, 1, "actor_num_gpus_per_node", "one rank", lines);
   const std::int64_t per_node = *cluster.actor_num_gpus_per_node;
+  const auto& widths = cluster.rollout_num_gpus_of_engines;
+  if (!widths.empty())
+    fill(cluster.rollout_num_gpus, std::accumulate(widths.begin(), widths.end(), std::int64_t{0}),
+         "rollout_num_gpus", "the sum of rollout_num_gpus_of_engines", lines);
   fill(cluster.rollout_num_gpus, cluster.actor_num_nodes * per_node, "rollout_num_gpus",
        "colocated: the trainer's ranks", lines);
   fill(cluster.offload_train, false, "offload_train", "the trainer's state stays where it is",
@@ -203,7 +208,7 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
   const std::int64_t engines = *config.cluster.rollout_num_gpus;
   resolve_compute(config.compute, config.model,
                   config.cluster.colocate ? std::max(trainers, engines) : trainers + engines,
-                  config.cluster.rollout_num_gpus_per_engine, host, lines);
+                  std::ranges::max(config.cluster.engine_widths()), host, lines);
   const bool gpu = config.compute.device == Device::cuda;
   resolve_offload(config.cluster, gpu, lines);
   resolve_batch(config.rollout, config.train, lines);
@@ -212,10 +217,14 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
                     lines);
   fill(config.train.deterministic_layout, !gpu, "deterministic_layout", "on with --device cpu",
        lines);
-  TD_CHECK(!gpu || config.cluster.rollout_num_gpus_per_engine == 1,
+  const std::int64_t widest = std::ranges::max(config.cluster.engine_widths());
+  TD_CHECK(!gpu || widest == 1,
            "--rollout-num-gpus-per-engine: on GPUs an engine has one rank so far, found {}; give 1 "
            "(more engines serve side by side), or use --device cpu",
-           config.cluster.rollout_num_gpus_per_engine);
+           widest);
+  TD_CHECK(!gpu || !config.train.fsdp_reshard_after_forward, "{}",
+           "--fsdp-reshard-after-forward: on GPUs every trainer rank holds all compute weights so "
+           "far; leave it out, or use --device cpu");
   const auto least = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(trainers)));
   if (!*config.train.deterministic_layout && config.train.gradient_leaves != least) {
     config.train.gradient_leaves = least;

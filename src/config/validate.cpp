@@ -3,9 +3,12 @@
 #include "config/validate.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <bit>
 #include <filesystem>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -30,20 +33,37 @@ void check_model(const ModelOptions& model, Faults& faults) {
 // What is impossible whatever the machine has; driver/placement.h judges the rest.
 void check_placement(const Config& config, Faults& faults) {
   const ClusterConfig& cluster = config.cluster;
-  if (!cluster.colocate && !cluster.rollout_num_gpus) {
+  const std::vector<std::int64_t>& widths = cluster.rollout_num_gpus_of_engines;
+  if (!cluster.colocate && !cluster.rollout_num_gpus && widths.empty()) {
     add(faults,
         "--rollout-num-gpus: not given; say how many ranks the engines have beside the trainer's, "
         "or add --colocate to share them");
   }
   const std::int64_t per_node = cluster.actor_num_gpus_per_node.value_or(1);
   const std::int64_t trainers = cluster.actor_num_nodes * per_node;
-  const std::int64_t engines = cluster.rollout_num_gpus.value_or(trainers);
+  const std::int64_t listed = std::accumulate(widths.begin(), widths.end(), std::int64_t{0});
+  const std::int64_t engines =
+      cluster.rollout_num_gpus.value_or(widths.empty() ? trainers : listed);
   const std::int64_t width = cluster.rollout_num_gpus_per_engine;
-  if (width > 0 && engines % width != 0) {
+  if (!widths.empty() && (listed != engines || width != 1 || std::ranges::min(widths) < 1)) {
+    add(faults,
+        "--rollout-num-gpus-of-engines: found {}, together {}; numbers from 1 wanted that are "
+        "together --rollout-num-gpus ({}), and no --rollout-num-gpus-per-engine beside them",
+        fmt::join(widths, " "), listed, engines);
+  }
+  if (widths.empty() && width > 0 && engines % width != 0) {
     add(faults,
         "--rollout-num-gpus-per-engine: found {}, but {} engine ranks (--rollout-num-gpus) cannot "
-        "be cut into engines of {}; give a divisor",
+        "be cut into engines of {}; give a divisor, or the ranks of each engine "
+        "(--rollout-num-gpus-of-engines)",
         width, engines, width);
+  }
+  if (config.train.fsdp_reshard_after_forward && cluster.colocate) {
+    add(faults,
+        "--fsdp-reshard-after-forward: found with --colocate, where engines read the trainer's own "
+        "weights, so every rank holds all of them; leave it out, or give the engines ranks of "
+        "their "
+        "own (--rollout-num-gpus, without --colocate)");
   }
   if (config.train.gradient_leaves < trainers) {
     add(faults,

@@ -25,6 +25,15 @@ std::int64_t parameters(const ModelConfig& model) {
   return elements;
 }
 
+// Of one rank's part of an engine; key/value heads fewer than ranks are on several of them.
+std::int64_t engine_part(const ModelConfig& model, std::int64_t width, ShardRule rule) {
+  std::int64_t elements = 0;
+  for (const ModelWeight& weight : model_weights(model))
+    for (const WeightPart& part : weight.parts)
+      elements += rows_of_rank(weight, part, width, rule) * cols_of_rank(weight, width, rule);
+  return elements;
+}
+
 std::string cell(std::int64_t bytes) {
   return bytes == 0 ? "-" : human_bytes(static_cast<double>(bytes));
 }
@@ -35,9 +44,7 @@ std::vector<RankMemory> plan_memory(const Config& config, const ModelConfig& mod
                                     const Placement& placement, std::int64_t sample_tokens) {
   const std::int64_t element = config.model.dtype == ComputeDtype::float32 ? 4 : 2;
   const std::int64_t elements = parameters(model);
-  const std::int64_t kv = config.engine.kv_cache_tokens.value_or(0) * model.num_layers * 2 *
-                          std::max(model.kv_rows() / placement.engine_width, model.head_dim) *
-                          element;
+  const ShardRule rule = config.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel;
   const bool doubled = config.transfer.update_weight_double_buffer;
   const TrainerMemory trainer =
       estimate_trainer_memory(model, config.train,
@@ -50,7 +57,8 @@ std::vector<RankMemory> plan_memory(const Config& config, const ModelConfig& mod
   for (const RankRole& role : placement.ranks) {
     RankMemory memory{.program_bytes = kProgramBytes};
     if (role.trains()) {
-      memory.weight_bytes += elements * element;
+      // The reference is taken to be of the model's size.
+      memory.weight_bytes += trainer.weight_bytes * (config.algorithm.uses_reference() ? 2 : 1);
       memory.optimizer_bytes = trainer.optimizer_bytes;
       if (!config.debug.debug_rollout_only) {
         memory.gradient_bytes = trainer.gradient_bytes;
@@ -58,10 +66,11 @@ std::vector<RankMemory> plan_memory(const Config& config, const ModelConfig& mod
       }
     }
     if (role.serves()) {
-      const std::int64_t part = elements * element / placement.engine_width;
-      const bool shares = role.trains() && placement.engine_width == 1 && !doubled;
+      const std::int64_t part = element * engine_part(model, role.engine_width, rule);
+      const bool shares = role.trains() && role.engine_width == 1 && !doubled;
       memory.weight_bytes += shares ? 0 : part * (doubled ? 2 : 1);
-      memory.kv_bytes = kv;
+      memory.kv_bytes = config.engine.kv_cache_tokens.value_or(0) * model.num_layers * 2 * element *
+                        std::max(model.kv_rows() / role.engine_width, model.head_dim);
     }
     ranks.push_back(memory);
   }

@@ -18,7 +18,7 @@ std::vector<std::string> find_faults(const ClusterConfig& c, const Resources& re
                                      std::int64_t ranks) {
   std::vector<std::string> faults;
   const std::int64_t width = c.rollout_num_gpus_per_engine;
-  if (width < 1 || slots % width != 0)
+  if (c.rollout_num_gpus_of_engines.empty() && (width < 1 || slots % width != 0))
     faults.push_back(fmt::format(
         "--rollout-num-gpus-per-engine: {} engine ranks (--rollout-num-gpus) cannot be cut into "
         "engines of {}; give a multiple, for example {}",
@@ -49,16 +49,25 @@ Resources resources_of(const Config& config) {
 Placement make_placement(const ClusterConfig& c, const Resources& resources) {
   const std::int64_t per_node = c.actor_num_gpus_per_node.value();
   const std::int64_t trainers = c.actor_num_nodes * per_node, slots = c.rollout_num_gpus.value();
-  const std::int64_t width = c.rollout_num_gpus_per_engine;
   const std::int64_t first_slot = c.colocate ? 0 : trainers;  // rank of engine slot 0
   const std::int64_t ranks = std::max(trainers, first_slot + slots);
   const auto faults = find_faults(c, resources, trainers, slots, ranks);
   TD_CHECK(faults.empty(), "{}", fmt::join(faults, "\n"));
 
+  struct Slot {
+    std::int64_t engine, rank, width;
+  };
+  std::vector<Slot> engine_slots;
+  const std::vector<std::int64_t> widths = c.engine_widths();
+  for (std::size_t e = 0; e < widths.size(); ++e)
+    for (std::int64_t i = 0; i < widths[e]; ++i)
+      engine_slots.push_back({static_cast<std::int64_t>(e), i, widths[e]});
+  TD_CHECK(std::ssize(engine_slots) == slots,
+           "--rollout-num-gpus-of-engines: {} ranks, --rollout-num-gpus {}", engine_slots.size(),
+           slots);
   Placement placement{.ranks = {},
                       .num_trainers = static_cast<int>(trainers),
-                      .num_engines = static_cast<int>(slots / width),
-                      .engine_width = static_cast<int>(width)};
+                      .num_engines = static_cast<int>(widths.size())};
   for (std::int64_t r = 0; r < ranks; ++r) {
     const std::int64_t node =
         r < trainers ? r / per_node
@@ -69,8 +78,10 @@ Placement make_placement(const ClusterConfig& c, const Resources& resources) {
     if (r < trainers) role.trainer_rank = static_cast<int>(r);
     const std::int64_t slot = r - first_slot;
     if (slot >= 0 && slot < slots) {
-      role.engine = static_cast<int>(slot / width);
-      role.engine_rank = static_cast<int>(slot % width);
+      const Slot& at = engine_slots[static_cast<std::size_t>(slot)];
+      role.engine = static_cast<int>(at.engine);
+      role.engine_rank = static_cast<int>(at.rank);
+      role.engine_width = static_cast<int>(at.width);
     }
     placement.ranks.push_back(role);
   }
@@ -78,10 +89,14 @@ Placement make_placement(const ClusterConfig& c, const Resources& resources) {
 }
 
 void check_engine_width(const Config& config, const ModelConfig& model) {
-  const std::string fault =
-      tensor_parallel_fault(model, config.cluster.rollout_num_gpus_per_engine,
-                            config.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel);
-  TD_CHECK(fault.empty(), "--rollout-num-gpus-per-engine: {}", fault);
+  for (const std::int64_t width : config.cluster.engine_widths()) {
+    const std::string fault = tensor_parallel_fault(
+        model, width, config.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel);
+    TD_CHECK(fault.empty(), "{}: {}",
+             config.cluster.rollout_num_gpus_of_engines.empty() ? "--rollout-num-gpus-per-engine"
+                                                                : "--rollout-num-gpus-of-engines",
+             fault);
+  }
 }
 
 }  // namespace tandem

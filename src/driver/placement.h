@@ -4,7 +4,7 @@
 // Split: ranks 0..T-1 train, the following ones serve. Colocated: engine slots are laid over the
 // trainer's ranks first; slots beyond them get ranks of their own. T = actor_num_nodes ×
 // actor_num_gpus_per_node, engine slots = rollout_num_gpus, an engine = rollout_num_gpus_per_engine
-// consecutive slots.
+// consecutive slots, or as many as rollout_num_gpus_of_engines names.
 #pragma once
 
 #include <string>
@@ -29,8 +29,8 @@ Resources resources_of(const Config& config);
 // what to change.
 Placement make_placement(const ClusterConfig& cluster, const Resources& resources);
 
-// Error if the model cannot be cut into engines of rollout_num_gpus_per_engine ranks; it names the
-// widths that fit.
+// Error if the model cannot be cut into engines of as many ranks as they have; it names the widths
+// that fit.
 void check_engine_width(const Config& config, const ModelConfig& model);
 
 }  // namespace tandem

@@ -10,8 +10,6 @@
 namespace tandem {
 namespace {
 
-constexpr std::int64_t kAlignment = 4096;
-
 std::int64_t element_bytes(Element e) { return e == Element::f32 ? 4 : 2; }
 
 // Places storages one after the other, each page-aligned.
@@ -28,7 +26,7 @@ class LayoutBuilder {
   void add(const ModelWeight& weight) {
     const bool matrix = weight.kind == WeightKind::matrix;
     const bool panels = matrix && layout_.place == Place::cpu;
-    const std::int64_t cols = matrix && keeps_rows(weight) ? weight.cols / tp_size_ : weight.cols;
+    const std::int64_t cols = cols_of_rank(weight, tp_size_, layout_.rule);
     storage_ = {.name = weight.name,
                 .matrix = matrix,
                 .layout = panels ? Layout::panels : Layout::row_major,
@@ -47,34 +45,20 @@ class LayoutBuilder {
     } else {
       storage_.bytes = storage_.rows * storage_.cols * size;
     }
-    layout_.bytes = round_up(layout_.bytes + storage_.bytes, kAlignment);
+    layout_.bytes = round_up(layout_.bytes + storage_.bytes, kArenaAlignment);
     layout_.flat_elements += storage_.rows * storage_.cols;
     layout_.storages.push_back(std::move(storage_));
   }
   ArenaLayout take() { return std::move(layout_); }
 
  private:
-  // Whether every rank holds all rows.
-  bool keeps_rows(const ModelWeight& weight) const {
-    return weight.kind == WeightKind::vector ||
-           (weight.after_cut && layout_.rule == ShardRule::row_parallel);
-  }
-
   // This rank's rows of a part. Parts of one Hugging Face tensor that still follow each other there
   // and here (always on one rank) are one entry.
   void place(const ModelWeight& weight, const WeightPart& part, std::size_t first_entry) {
-    // What is cut: rows, or key/value heads, of which several ranks may hold the same one.
-    const bool whole = keeps_rows(weight);
-    const std::int64_t heads = part.kv_head_rows > 0 ? part.rows / part.kv_head_rows : 0;
-    const bool shared = heads > 0 && heads < tp_size_;
-    TD_CHECK(whole || shared || part.rows % tp_size_ == 0,
-             "{}: {} rows cannot be cut over {} tensor-parallel ranks", part.hf_name, part.rows,
-             tp_size_);
-    const std::int64_t rows = whole ? part.rows : shared ? part.kv_head_rows : part.rows / tp_size_;
-    const std::int64_t first = whole    ? 0
-                               : shared ? tp_rank_ / (tp_size_ / heads) * rows
-                                        : tp_rank_ * rows;
-    const std::int64_t global_row = part.hf_row + first;
+    // Ranks beyond the pieces that there are hold the same ones as their neighbours: all rows, or a
+    // key/value head.
+    const std::int64_t rows = rows_of_rank(weight, part, tp_size_, layout_.rule);
+    const std::int64_t global_row = part.hf_row + tp_rank_ / (tp_size_ * rows / part.rows) * rows;
     auto& entries = layout_.entries;
     if (entries.size() > first_entry && entries.back().hf_name == part.hf_name &&
         entries.back().global_row + entries.back().rows == global_row) {

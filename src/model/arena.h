@@ -31,6 +31,8 @@ namespace tandem {
 
 enum class Layout : std::uint8_t { row_major, panels };
 
+inline constexpr std::int64_t kArenaAlignment = 4096;  // of storages: they begin at pages
+
 struct ArenaStorage {
   std::string name;  // "layers.3.qkv"
   bool matrix = false;

@@ -248,18 +248,51 @@ at::Tensor Model::attend(const Layer& l, at::Tensor qkv, const at::Tensor& posit
   return attention(qkv, l.shape, l.kv);
 }
 
-Model::Residual Model::run_layer(Layer& l, const Residual& before, const at::Tensor& positions) {
+// Whatever of a layer reads weights in backward runs after delta's gradient is known, and
+// everything of the layers above it before.
+void Model::need_for_backward(std::int64_t layer, const Residual& left) {
+  if (!left.delta.requires_grad()) return;
+  left.delta.register_hook([this, layer](const at::Tensor&) { gather_->need(layer); });
+}
+
+Model::Residual Model::run_layer(std::int64_t layer, const Residual& before,
+                                 const at::Tensor& positions) {
+  Layer& l = layers_[layer];
+  if (gather_) gather_->need(layer);
   const auto in = add_norm(before, l.before_attention);
   const auto mixed = attend(l, linear(in.normed, *l.qkv, l.qkv_bias), positions);
   const auto middle = add_norm(
       {in.sum, norm(linear_after_cut(mixed, *l.o, l.o_bias), l.after_attention)}, l.before_mlp);
   const auto act = gate_mul(linear(middle.normed, *l.gate_up, l.gate_up_bias), config_.activation);
-  return {middle.sum, norm(linear_after_cut(act, *l.down, l.down_bias), l.after_mlp)};
+  const Residual left{middle.sum, norm(linear_after_cut(act, *l.down, l.down_bias), l.after_mlp)};
+  if (gather_) need_for_backward(layer, left);
+  return left;
 }
 
 Model::Residual Model::run_range(LayerRange range, Residual r, const at::Tensor& positions) {
-  for (std::int64_t i = range.begin; i < range.end; ++i) r = run_layer(layers_[i], r, positions);
+  for (std::int64_t i = range.begin; i < range.end; ++i) r = run_layer(i, r, positions);
   return r;
+}
+
+std::vector<std::int64_t> Model::layer_order(bool with_backward) const {
+  std::vector<std::int64_t> order;
+  const auto up = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) order.push_back(i);
+  };
+  const auto down = [&](std::int64_t end, std::int64_t begin) {
+    for (std::int64_t i = end; i-- > begin;) order.push_back(i);
+  };
+  up(0, config_.num_layers);
+  if (!with_backward) return order;
+  std::int64_t left = config_.num_layers;
+  for (auto range = recompute_.rbegin(); range != recompute_.rend(); ++range) {
+    down(left, range->end);
+    up(range->begin, range->end);
+    down(range->end, range->begin);
+    left = range->begin;
+  }
+  down(left, 0);
+  return order;
 }
 
 // Each layer writes its keys and values before it reads them, so running it again needs nothing but

@@ -22,6 +22,7 @@
 #include "model/arena.h"
 #include "model/attention.h"
 #include "model/hf_config.h"
+#include "model/layer_gather.h"
 #include "ops/functions.h"
 
 namespace tandem {
@@ -64,6 +65,11 @@ class Model {
   // the input of each range alone, and backward runs the range again by the same kernels on the
   // same values, so no bit changes. Ranges ascend and do not overlap; other layers keep everything.
   void set_recompute(std::vector<LayerRange> ranges) { recompute_ = std::move(ranges); }
+  // Layers are needed from there before they run, forward and backward; null: the arena holds all.
+  // Forwards are then parts of its passes, each in layer_order().
+  void set_gather(LayerGather* gather) { gather_ = gather; }
+  // The layers of a forward, and of its backward if it has one, in the order in which they run.
+  std::vector<std::int64_t> layer_order(bool with_backward) const;
   // After the arena's memory was swapped: reads the weights' addresses anew.
   void rebind();
   // Makes the last norm wrong by 2^-20, so that tests see what a difference of kernels looks like.
@@ -98,7 +104,9 @@ class Model {
   AddedNorm add_norm(const Residual& r, const WeightView* weight, float perturbation = 0.0f);
   // Norms, rotation, KV writes and attention of the rows that the product with qkv gave.
   at::Tensor attend(const Layer& layer, at::Tensor qkv, const at::Tensor& positions);
-  Residual run_layer(Layer& layer, const Residual& before, const at::Tensor& positions);
+  Residual run_layer(std::int64_t layer, const Residual& before, const at::Tensor& positions);
+  // Its weights are there now, and will be when backward comes to what it leaves.
+  void need_for_backward(std::int64_t layer, const Residual& left);
   Residual run_range(LayerRange range, Residual r, const at::Tensor& positions);
   at::Tensor run_recomputed(LayerRange range, const Residual& r, const at::Tensor& positions);
   struct Recomputed;  // the autograd function of a range
@@ -106,6 +114,7 @@ class Model {
   ModelConfig config_;
   Arena& arena_;
   Group* group_;
+  LayerGather* gather_ = nullptr;
   AttentionShape shape_;
   std::vector<std::unique_ptr<WeightView>> views_;  // one per storage, at stable addresses
   std::vector<Layer> layers_;

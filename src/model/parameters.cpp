@@ -8,6 +8,8 @@
 #include <charconv>
 #include <utility>
 
+#include "base/check.h"
+
 namespace tandem {
 namespace {
 
@@ -92,6 +94,40 @@ class LayerWeights {
 };
 
 }  // namespace
+
+namespace {
+
+// Whether every rank holds all rows.
+bool keeps_rows(const ModelWeight& weight, ShardRule rule) {
+  return weight.kind == WeightKind::vector || (weight.after_cut && rule == ShardRule::row_parallel);
+}
+
+}  // namespace
+
+std::int64_t cols_of_rank(const ModelWeight& weight, std::int64_t num_ranks, ShardRule rule) {
+  return weight.kind == WeightKind::matrix && keeps_rows(weight, rule) ? weight.cols / num_ranks
+                                                                       : weight.cols;
+}
+
+std::int64_t rows_of_rank(const ModelWeight& weight, const WeightPart& part, std::int64_t num_ranks,
+                          ShardRule rule) {
+  if (keeps_rows(weight, rule)) return part.rows;
+  const std::int64_t heads = part.kv_head_rows > 0 ? part.rows / part.kv_head_rows : 0;
+  if (heads > 0 && heads < num_ranks) return part.kv_head_rows;
+  TD_CHECK(part.rows % num_ranks == 0, "{}: {} rows cannot be cut over {} tensor-parallel ranks",
+           part.hf_name, part.rows, num_ranks);
+  return part.rows / num_ranks;
+}
+
+std::optional<std::int64_t> layer_of(std::string_view name) {
+  constexpr std::string_view kPrefix = "layers.";
+  std::int64_t layer = 0;
+  if (!name.starts_with(kPrefix) ||
+      std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer).ec !=
+          std::errc())
+    return std::nullopt;
+  return layer;
+}
 
 std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& part) {
   switch (weight.kind) {

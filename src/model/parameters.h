@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,17 @@ struct ModelWeight {
 // that their inputs stay where they are and the ranks' results are added up; their biases are whole
 // on every rank.
 enum class ShardRule : std::uint8_t { exact, row_parallel };
+
+// What each of num_ranks tensor-parallel ranks holds of a weight: its columns, and rows of a part.
+std::int64_t cols_of_rank(const ModelWeight& weight, std::int64_t num_ranks, ShardRule rule);
+std::int64_t rows_of_rank(const ModelWeight& weight, const WeightPart& part, std::int64_t num_ranks,
+                          ShardRule rule);
+
+// 3 of "layers.3.qkv"; empty for what is no layer's.
+std::optional<std::int64_t> layer_of(std::string_view weight_name);
+// Slots that layers pass through where weights are sharded (layer_gather.h): of the layer that runs
+// and of the next one.
+inline constexpr std::int64_t kLayerSlots = 2;
 
 // Shape of the whole Hugging Face tensor that a part belongs to.
 std::vector<std::int64_t> hf_shape(const ModelWeight& weight, const WeightPart& part);

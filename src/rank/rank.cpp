@@ -50,6 +50,7 @@ class RankProcess {
         folder_(HfFolder::open(config.model.hf_checkpoint)),
         trainer_group_(Group::alone("trainer")),
         engine_group_(Group::alone("engine")),
+        parameters_(make_arena_layout(folder_.config(), element_, 0, 1, place_).flat_elements),
         server_({.token = token}) {
     if (assignment.placement.ranks.size() > 1)
       store_.emplace(Store::connect(assignment.store_host,
@@ -65,14 +66,14 @@ class RankProcess {
   [[noreturn]] void serve(int announce_fd) {
     server_.start();
     const std::int64_t weight_bytes = (trainer_arena_ ? trainer_arena_->layout().bytes : 0) +
+                                      (layers_ ? layers_->arena().layout().bytes : 0) +
                                       (engine_arena_ ? engine_arena_->layout().bytes : 0) +
                                       (staging_ ? staging_->layout().bytes : 0);
     TD_LOG(info, "{}: {} parameters, weights {}, KV cache {}, port {}", config_.model.hf_checkpoint,
-           setup_.source_layouts.front().flat_elements,
-           human_bytes(static_cast<double>(weight_bytes)),
+           parameters_, human_bytes(static_cast<double>(weight_bytes)),
            human_bytes(static_cast<double>(kv_bytes())), server_.port());
     announce_ready(announce_fd, Json{{"port", server_.port()},
-                                     {"parameters", setup_.source_layouts.front().flat_elements},
+                                     {"parameters", parameters_},
                                      {"weight_bytes", weight_bytes},
                                      {"kv_bytes", kv_bytes()}});
     if (follower_) follow();
@@ -88,9 +89,9 @@ class RankProcess {
  private:
   const Placement& placement() const { return assignment_.placement; }
   // An engine of one rank beside its trainer reads the trainer's very weights.
-  bool shares_arena() const {
-    return role_.trains() && role_.serves() && placement().engine_width == 1 &&
-           !config_.transfer.update_weight_double_buffer;
+  bool shares_arena() const { return role_.trains() && role_.serves() && may_share(role_); }
+  bool may_share(const RankRole& engine) const {
+    return engine.engine_width == 1 && !config_.transfer.update_weight_double_buffer;
   }
   std::int64_t kv_bytes() const {
     return leader_ ? leader_->kv_bytes() : follower_ ? follower_->kv_bytes() : 0;
@@ -103,7 +104,7 @@ class RankProcess {
   }
   ArenaLayout engine_layout(const RankRole& role) const {
     return make_arena_layout(
-        folder_.config(), element_, role.engine_rank, placement().engine_width, place_,
+        folder_.config(), element_, role.engine_rank, role.engine_width, place_,
         config_.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel);
   }
   Arena& engine_arena() { return engine_arena_ ? *engine_arena_ : *trainer_arena_; }
@@ -112,32 +113,63 @@ class RankProcess {
     // Engines in other processes of this host read it from here.
     const bool shared = !placement().all_colocated() && place_ == Place::cpu &&
                         config_.transfer.update_weight_shared_memory;
-    trainer_arena_ = std::make_unique<Arena>(
-        make_arena_layout(folder_.config(), element_, 0, 1, place_), shared);
+    trainer_arena_ =
+        std::make_unique<Arena>(trainer_layout(folder_.config(), role_.trainer_rank), shared);
     load_arena(folder_, *trainer_arena_);
     if (placement().num_trainers > 1)
       trainer_group_ = Group::gloo(*store_, "trainer", role_.trainer_rank, placement().num_trainers,
                                    group_options());
-    trainer_ = make_trainer({.train = config_.train,
-                             .algorithm = config_.algorithm,
-                             .optimizer = config_.optimizer,
-                             .longest_sequence = longest_sequence(config_),
-                             .temperature = config_.rollout.rollout_temperature,
-                             .perturb = config_.debug.debug_perturb_kernel == Side::trainer},
-                            {folder_, *trainer_arena_}, open_reference(), trainer_group_);
+    layers_ = open_layers("actor", folder_, *trainer_arena_, layers_group_);
+    trainer_ =
+        make_trainer({.train = config_.train,
+                      .algorithm = config_.algorithm,
+                      .optimizer = config_.optimizer,
+                      .longest_sequence = longest_sequence(config_),
+                      .temperature = config_.rollout.rollout_temperature,
+                      .perturb = config_.debug.debug_perturb_kernel == Side::trainer},
+                     {folder_, *trainer_arena_, layers_.get()}, open_reference(), trainer_group_);
+  }
+
+  // --fsdp-reshard-after-forward.
+  bool shards_weights() const {
+    return config_.train.fsdp_reshard_after_forward && placement().num_trainers > 1;
+  }
+  // What a trainer rank holds of a model's compute weights between uses.
+  ArenaLayout trainer_layout(const ModelConfig& model, int trainer_rank) const {
+    ArenaLayout whole = make_arena_layout(model, element_, 0, 1, place_);
+    if (!shards_weights()) return whole;
+    return make_shard_layout(whole, shard_ranges(whole, placement().num_trainers)[trainer_rank]);
+  }
+  // What gathers a role's layers, over a group of its own; null: the arena holds all of them.
+  std::unique_ptr<LayerGather> open_layers(const std::string& role, const HfFolder& folder,
+                                           const Arena& shard, Group& group) {
+    if (!shards_weights()) return nullptr;
+    group = Group::gloo(*store_, "layers/" + role, role_.trainer_rank, placement().num_trainers,
+                        group_options());
+    auto layers = std::make_unique<LayerGather>(
+        make_arena_layout(folder.config(), element_, 0, 1, place_), shard, group);
+    TD_LOG(info, "{}: weights are sharded: {} kept here, {} for layers in use", role,
+           human_bytes(static_cast<double>(shard.layout().bytes)),
+           human_bytes(static_cast<double>(layers->arena().layout().bytes)));
+    return layers;
   }
 
   // The reference model's weights in an arena of their own, if a KL reads them.
   std::optional<RoleWeights> open_reference() {
     if (!config_.algorithm.uses_reference()) return std::nullopt;
-    reference_ = std::make_unique<Weights>(config_.algorithm.ref_load, element_, place_);
+    reference_folder_.emplace(HfFolder::open(config_.algorithm.ref_load));
+    reference_ =
+        std::make_unique<Arena>(trainer_layout(reference_folder_->config(), role_.trainer_rank));
+    load_arena(*reference_folder_, *reference_);
     TD_LOG(info, "reference model: {}, weights {}", config_.algorithm.ref_load,
-           human_bytes(static_cast<double>(reference_->arena.layout().bytes)));
-    return RoleWeights{reference_->folder, reference_->arena};
+           human_bytes(static_cast<double>(reference_->layout().bytes)));
+    reference_layers_ =
+        open_layers("reference", *reference_folder_, *reference_, reference_layers_group_);
+    return RoleWeights{*reference_folder_, *reference_, reference_layers_.get()};
   }
 
   void open_engine() {
-    const int width = placement().engine_width;
+    const int width = role_.engine_width;
     if (!shares_arena()) {
       const ArenaLayout layout = engine_layout(role_);
       engine_arena_ = std::make_unique<Arena>(layout);
@@ -176,10 +208,9 @@ class RankProcess {
 
   // Every rank draws the whole plan; it is a pure function of placement and model.
   void open_transfer() {
-    const bool shares =
-        placement().engine_width == 1 && !config_.transfer.update_weight_double_buffer;
     for (int rank : placement().trainer_ranks()) {
-      setup_.source_layouts.push_back(make_arena_layout(folder_.config(), element_, 0, 1, place_));
+      const RankRole& role = placement().ranks[static_cast<std::size_t>(rank)];
+      setup_.source_layouts.push_back(trainer_layout(folder_.config(), role.trainer_rank));
       setup_.source_process.push_back(rank);
     }
     for (int rank : placement().engine_ranks()) {
@@ -189,9 +220,11 @@ class RankProcess {
     }
     std::vector<TransferSide> sources, targets;
     for (std::size_t i = 0; i < setup_.source_process.size(); ++i)
-      sources.push_back({&setup_.source_layouts[i], setup_.source_process[i], shares});
+      sources.push_back({&setup_.source_layouts[i], setup_.source_process[i], true});
     for (std::size_t i = 0; i < setup_.target_process.size(); ++i)
-      targets.push_back({&setup_.target_layouts[i], setup_.target_process[i], shares});
+      targets.push_back(
+          {&setup_.target_layouts[i], setup_.target_process[i],
+           may_share(placement().ranks[static_cast<std::size_t>(setup_.target_process[i])])});
     setup_.plan = make_transfer_plan(sources, targets);
     setup_.process = assignment_.rank;
     setup_.num_processes = static_cast<int>(placement().ranks.size());
@@ -353,7 +386,11 @@ class RankProcess {
   std::optional<Store> store_;
   std::unique_ptr<Arena> trainer_arena_, engine_arena_, staging_;
   Group trainer_group_, engine_group_;
-  std::unique_ptr<Weights> reference_;  // null: no KL
+  std::optional<HfFolder> reference_folder_;
+  std::unique_ptr<Arena> reference_;  // null: no KL
+  Group layers_group_ = Group::alone("layers"), reference_layers_group_ = Group::alone("layers");
+  std::unique_ptr<LayerGather> layers_, reference_layers_;  // null: arenas hold all layers
+  std::int64_t parameters_ = 0;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Fanout> fanout_;
   std::unique_ptr<FanoutReader> plans_;

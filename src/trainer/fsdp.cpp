@@ -59,14 +59,18 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
                          std::optional<RoleWeights> reference, Group& group)
     : setup_(setup),
       weights_(actor),
+      reference_weights_(reference),
       group_(group),
-      actor_(actor.folder.config(), actor.arena),
-      optimizer_(actor.arena.layout().flat_elements, group, actor.arena.place()),
-      gradients_(actor.arena.layout().flat_elements, actor.arena.place()) {
+      actor_(actor.folder.config(), actor.arena, actor.layers),
+      held_(actor.layers ? actor.layers->ranges()
+                         : std::vector<FlatRange>(static_cast<std::size_t>(group.size()),
+                                                  {0, layout().flat_elements})),
+      optimizer_(layout().flat_elements, group, actor.arena.place()),
+      gradients_(layout().flat_elements, actor.arena.place()) {
   if (setup.longest_sequence > 0) actor_.model().set_longest_sequence(setup.longest_sequence);
   if (setup.perturb) actor_.model().perturb();
   actor_.model().set_recompute(recompute_ranges(setup.train, actor.folder.config().num_layers));
-  load_flat(actor.folder, actor.arena.layout(), optimizer_.begin(), optimizer_.end(),
+  load_flat(actor.folder, layout(), optimizer_.begin(), optimizer_.end(),
             [this](std::int64_t begin, std::span<const float> values) {
               optimizer_.master().write(begin - optimizer_.begin(), values);
             });
@@ -81,18 +85,18 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
            "--ref-update-interval: {} is of another shape than the model, so the model cannot take "
            "its place; leave the flag out",
            reference->folder.path());
-  reference_.emplace(reference->folder.config(), reference->arena);
+  reference_.emplace(reference->folder.config(), reference->arena, reference->layers);
 }
 
 void FsdpTrainer::update_reference() {
   TD_CHECK(reference_, "reference model: there is none; ask for a KL (--use-kl-loss or --kl-coef)");
-  const ArenaLayout& layout = weights_.arena.layout();
-  Arena& target = reference_->arena();
-  TD_CHECK(same_layout(layout, target.layout()), "reference model: its shape is not the model's");
-  for (std::size_t i = 0; i < layout.storages.size(); ++i) {
+  const ArenaLayout& held = weights_.arena.layout();
+  Arena& target = reference_weights_->arena;
+  TD_CHECK(same_layout(held, target.layout()), "reference model: its shape is not the model's");
+  for (std::size_t i = 0; i < held.storages.size(); ++i) {
     const auto bytes = [&](const Arena& arena) {
       return at::from_blob(arena.storage_data(static_cast<std::int64_t>(i)),
-                           {layout.storages[i].bytes},
+                           {held.storages[i].bytes},
                            at::dtype(at::kByte).device(device_of(arena.place())));
     };
     bytes(target).copy_(bytes(weights_.arena));
@@ -123,6 +127,28 @@ TokenWeights FsdpTrainer::token_weights(const TrainBatch& batch,
   return {tokens, setup_.train.calculate_per_token_loss, setup_.train.constant_loss_length};
 }
 
+std::vector<bool> FsdpTrainer::joint_passes(
+    const TrainBatch& batch, const std::vector<std::vector<Leaf>>& steps,
+    const std::function<bool(const MicroBatch&)>& has_backward) const {
+  std::vector<bool> passes;
+  for (int r = 0; r < group_.size(); ++r) {
+    const auto [first, last] = leaves_of_rank(setup_.train.gradient_leaves, r, group_.size());
+    std::size_t pass = 0;
+    for (const auto& leaves : steps)
+      for (std::int64_t l = first; l < last; ++l)
+        for (const MicroBatch& m : leaves[static_cast<std::size_t>(l)].micro_batches) {
+          if (std::ranges::all_of(m.samples, [&](std::int64_t s) {
+                return batch.samples[static_cast<std::size_t>(s)].loss_tokens() == 0;
+              }))
+            continue;
+          if (pass == passes.size()) passes.push_back(false);
+          if (has_backward(m)) passes[pass] = true;
+          ++pass;
+        }
+  }
+  return passes;
+}
+
 StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_steps,
                                     TrainResult& result) {
   const auto leaves = plan(input.batch, input.samples);
@@ -132,16 +158,19 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
   for (std::int64_t l = first; l < last; ++l)
     progress.total += static_cast<std::int64_t>(leaves[l].micro_batches.size());
   const double start = monotonic_seconds();
+  Passes passes(actor_, joint_passes(input.batch, {leaves},
+                                     [&](const MicroBatch& m) { return learns(input, m); }));
   gradients_.begin_batch(first);
   for (std::int64_t l = first; l < last; ++l) {
     actor_.model().set_grads(gradients_.begin_leaf());
     for (const MicroBatch& m : leaves[l].micro_batches) {
-      run_micro_batch(input, m, means);
+      if (run_micro_batch(input, m, means)) passes.end_one();
       ++progress.done;
     }
     actor_.model().finish_grads();
     gradients_.end_leaf();
   }
+  passes.end_all();
   actor_.model().set_grads(nullptr);
   // Of activations. Takes 30 ms and holds up whoever allocates, so it comes before the last write.
   if (input.last) return_free_memory();
@@ -158,7 +187,7 @@ StepMetrics FsdpTrainer::train_step(const StepInput& input, std::int64_t total_s
                                    .beta2 = static_cast<float>(o.adam_beta2),
                                    .eps = static_cast<float>(o.adam_eps),
                                    .weight_decay = static_cast<float>(o.weight_decay)},
-                                  o.clip_grad, weights_.arena);
+                                  o.clip_grad, weights_.arena, held_);
   progress.last_write = monotonic_seconds();
   metrics.skipped = !std::isfinite(metrics.grad_norm);
   result.optimizer_seconds += monotonic_seconds() - middle;
@@ -295,12 +324,14 @@ std::pair<TokenValues, TokenValues> FsdpTrainer::score(PackedModel& model, const
   const auto [first, last] =
       leaves_of_rank(setup_.train.gradient_leaves, group_.rank(), group_.size());
   std::vector<MicroBatch> micro_batches;
+  std::vector<std::vector<Leaf>> plans;
   for (const auto& samples : steps) {
-    const auto leaves = plan(batch, samples);
+    const auto& leaves = plans.emplace_back(plan(batch, samples));
     for (std::int64_t l = first; l < last; ++l)
       micro_batches.insert(micro_batches.end(), leaves[l].micro_batches.begin(),
                            leaves[l].micro_batches.end());
   }
+  Passes passes(model, joint_passes(batch, plans, [](const MicroBatch&) { return false; }));
   for (const MicroBatch& m : micro_batches) {
     PackedBatch packed(samples_of(batch, m), setup_.train.share_prompt);
     if (packed.loss.empty()) continue;
@@ -313,7 +344,9 @@ std::pair<TokenValues, TokenValues> FsdpTrainer::score(PackedModel& model, const
       flat[at] = values.data_ptr<float>()[i];
       if (with_entropy) flat[total + at] = entropy.data_ptr<float>()[i];
     }
+    passes.end_one();
   }
+  passes.end_all();
   if (group_.size() > 1) group_.all_reduce_sum(std::span<float>(flat));
   std::pair<TokenValues, TokenValues> out;
   for (std::size_t i = 0; i < batch.samples.size(); ++i) {

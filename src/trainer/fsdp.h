@@ -1,14 +1,17 @@
 // Sharded data parallel: every rank computes whole layers on its share of the samples; master
-// weights and moments are sharded (ZeRO, Rajbhandari et al. 2020), compute weights are resident in
-// the arena, and the gather after a step is the weight update.
+// weights and moments are sharded (ZeRO, Rajbhandari et al. 2020). Compute weights are resident in
+// the arena, and the gather after a step is the weight update; or they are sharded too and each
+// layer's are gathered when it runs (model/layer_gather.h), which changes no bit.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/weights.h"
 #include "data/packing.h"
 #include "rl/advantages.h"
 #include "rl/losses.h"
@@ -33,8 +36,8 @@ class FsdpTrainer final : public Trainer {
   std::int64_t optimizer_steps() const override { return optimizer_.steps(); }
   ShardFile save(const std::string& folder, const SaveOptions& options) override;
   void load(const std::string& folder, const SaveOptions& options) override;
-  void publish() override { optimizer_.publish(weights_.arena); }
-  void gather(std::span<float> flat) override { optimizer_.gather(flat); }
+  void publish() override { optimizer_.publish(weights_.arena, held_); }
+  void gather(std::span<float> flat) override { optimizer_.gather(held_, flat); }
 
  private:
   // What is fixed before the first optimizer step of a rollout.
@@ -56,6 +59,7 @@ class FsdpTrainer final : public Trainer {
   };
   struct Scored;  // one micro-batch's forward, with what it is compared with
 
+  const ArenaLayout& layout() const { return actor_.layout(); }  // of the whole model
   std::vector<Leaf> plan(const TrainBatch& batch, const std::vector<std::int64_t>& samples) const;
   // Samples of each optimizer step of a rollout, as indices in id order.
   using Steps = std::vector<std::vector<std::int64_t>>;
@@ -66,8 +70,14 @@ class FsdpTrainer final : public Trainer {
                                             const Steps& steps, bool with_entropy);
   RolloutValues fix_values(const TrainBatch& batch, const Steps& steps, TrainResult& result);
   StepMetrics train_step(const StepInput& input, std::int64_t total_steps, TrainResult& result);
-  void run_micro_batch(const StepInput& input, const MicroBatch& micro, TokenMeans& means);
+  // Whether the model ran: some token of the micro-batch has a loss.
+  bool run_micro_batch(const StepInput& input, const MicroBatch& micro, TokenMeans& means);
   bool learns(const StepInput& input, const MicroBatch& micro) const;
+  // How often the busiest rank runs the model on its leaves of all steps, and in which of these
+  // passes any rank has a backward.
+  std::vector<bool> joint_passes(const TrainBatch& batch,
+                                 const std::vector<std::vector<Leaf>>& steps,
+                                 const std::function<bool(const MicroBatch&)>& has_backward) const;
   Scored compare(const StepInput& input, const MicroBatch& micro, const PackedBatch& packed,
                  const LogProbs& now, TokenMeans& means) const;
   void record(const StepInput& input, const Scored& scored, const LossTerms& terms,
@@ -76,6 +86,7 @@ class FsdpTrainer final : public Trainer {
                        const MismatchCorrection& correction, TokenMeans& means) const;
   std::vector<SampleOrigin> origins(const StepInput& input) const;
   bool reference_moves() const;
+  std::vector<FlatPiece> reference_pieces() const;
   bool measures_mismatch() const;
   bool measures_rollout_entropy(const StepInput& input) const;
   TokenWeights token_weights(const TrainBatch& batch,
@@ -83,9 +94,11 @@ class FsdpTrainer final : public Trainer {
 
   TrainerSetup setup_;
   RoleWeights weights_;
+  std::optional<RoleWeights> reference_weights_;
   Group& group_;
   PackedModel actor_;
   std::optional<PackedModel> reference_;
+  std::vector<FlatRange> held_;  // what the arena of each rank holds of the flat vector
   ShardedAdamW optimizer_;
   GradientTree gradients_;
 };

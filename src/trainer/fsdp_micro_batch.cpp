@@ -125,12 +125,12 @@ FsdpTrainer::Scored FsdpTrainer::compare(const StepInput& input, const MicroBatc
   return s;
 }
 
-void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micro,
+bool FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micro,
                                   TokenMeans& means) {
   const auto samples = samples_of(input.batch, micro);
   PackedBatch packed(samples, setup_.train.share_prompt);
   means.add_micro_batch(micro.samples.front(), packed.num_rows());
-  if (packed.loss.empty()) return;
+  if (packed.loss.empty()) return false;
 
   const AlgorithmConfig& a = setup_.algorithm;
   const bool with_gradient = learns(input, micro);
@@ -156,6 +156,7 @@ void FsdpTrainer::run_micro_batch(const StepInput& input, const MicroBatch& micr
     loss.backward();
   }
   record(input, scored, terms, means);
+  return true;
 }
 
 void FsdpTrainer::record(const StepInput& input, const Scored& s, const LossTerms& terms,

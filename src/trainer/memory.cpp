@@ -4,11 +4,30 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
+
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
 constexpr std::int64_t kHeadElements = std::int64_t{16} << 20;  // f32 logits at a time
+
+// Elements that a rank holds of weights which are sharded over num_ranks: its part, what is no
+// layer's, and the slots of layers.
+std::int64_t sharded_elements(const ModelConfig& model, std::int64_t elements,
+                              std::int64_t num_ranks) {
+  std::map<std::int64_t, std::int64_t> layers;
+  std::int64_t rest = 0, largest = 0;
+  for (const ModelWeight& weight : model_weights(model)) {
+    const auto layer = layer_of(weight.name);
+    for (const WeightPart& part : weight.parts)
+      (layer ? layers[*layer] : rest) += part.rows * weight.cols;
+  }
+  for (const auto& [layer, size] : layers) largest = std::max(largest, size);
+  return (elements + num_ranks - 1) / num_ranks + rest +
+         std::min(kLayerSlots, std::ssize(layers)) * largest;
 }
+}  // namespace
 
 TrainerMemory estimate_trainer_memory(const ModelConfig& model, const TrainConfig& train,
                                       const TrainerLoad& load) {
@@ -26,7 +45,11 @@ TrainerMemory estimate_trainer_memory(const ModelConfig& model, const TrainConfi
   // Backward holds the gradients of one layer's widest tensors and of the residual beside them.
   const std::int64_t passing = 2 * model.hidden_size + 3 * model.intermediate_size;
   const std::int64_t logits = std::min<std::int64_t>(rows * model.vocab_size, kHeadElements);
-  return {.optimizer_bytes = 12 * ((load.flat_elements + load.num_ranks - 1) / load.num_ranks),
+  const bool sharded = train.fsdp_reshard_after_forward && load.num_ranks > 1;
+  return {.weight_bytes = load.element_bytes *
+                          (sharded ? sharded_elements(model, load.flat_elements, load.num_ranks)
+                                   : load.flat_elements),
+          .optimizer_bytes = 12 * ((load.flat_elements + load.num_ranks - 1) / load.num_ranks),
           .gradient_bytes = 4 * load.flat_elements * buffers,
           .activation_bytes =
               rows * load.element_bytes * (kept * model.num_layers + passing) + 4 * logits};

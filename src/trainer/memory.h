@@ -1,4 +1,4 @@
-// What a trainer rank needs beside the weights, from shapes alone: for `--dry-run` and the line at
+// What a trainer rank needs, from shapes alone: for `--dry-run` and the line at
 // a run's start. An upper bound of the tensors that training keeps; the allocator's slack is not in
 // it.
 #pragma once
@@ -11,6 +11,7 @@
 namespace tandem {
 
 struct TrainerMemory {
+  std::int64_t weight_bytes = 0;      // compute weights of one role: all, or a shard and its slots
   std::int64_t optimizer_bytes = 0;   // this rank's f32 master weights and two moments
   std::int64_t gradient_bytes = 0;    // f32 buffers of the gradient tree
   std::int64_t activation_bytes = 0;  // of the largest micro-batch, forward to backward

@@ -18,6 +18,9 @@ std::int64_t shard_size(std::int64_t elements, std::int64_t ranks) {
 std::span<std::byte> bytes_of(float* p, std::int64_t n) {
   return {reinterpret_cast<std::byte*>(p), static_cast<std::size_t>(n) * 4};
 }
+std::span<const std::byte> bytes_of(const float* p, std::int64_t n) {
+  return {reinterpret_cast<const std::byte*>(p), static_cast<std::size_t>(n) * 4};
+}
 
 // The sum of all parts, which together are the whole tree: siblings are added, left to right, as in
 // GradientTree. The parts are scratch.
@@ -42,11 +45,15 @@ ShardedAdamW::ShardedAdamW(std::int64_t flat_elements, Group& group, Place place
     : flat_elements_(flat_elements),
       group_(group),
       shard_(shard_size(flat_elements, group.size())),
-      begin_(std::min(flat_elements, group.rank() * shard_)),
-      end_(std::min(flat_elements, begin_ + shard_)),
+      begin_(range_of(group.rank()).begin),
+      end_(range_of(group.rank()).end),
       master_(shard_, place),
       exp_avg_(shard_, place),
       exp_avg_sq_(shard_, place) {}
+
+FlatRange ShardedAdamW::range_of(int rank) const {
+  return {std::min(flat_elements_, rank * shard_), std::min(flat_elements_, (rank + 1) * shard_)};
+}
 
 float* ShardedAdamW::sum_over_ranks(const std::vector<GradientTree::Sum>& sums,
                                     std::int64_t num_leaves) {
@@ -148,11 +155,12 @@ double ShardedAdamW::step(const std::vector<GradientTree::Sum>& sums, std::int64
 
 double ShardedAdamW::step_and_publish(const std::vector<GradientTree::Sum>& sums,
                                       std::int64_t num_leaves, const AdamWStep& settings,
-                                      double clip_grad, Arena& arena) {
+                                      double clip_grad, Arena& arena,
+                                      std::span<const FlatRange> held) {
   if (group_.size() > 1 || arena.place() != Place::cuda ||
       arena.layout().element != Element::bf16) {
     const double norm = step(sums, num_leaves, settings, clip_grad);
-    if (std::isfinite(norm)) publish(arena);
+    if (std::isfinite(norm)) publish(arena, held);
     return norm;
   }
   const float* grad = sum_over_ranks(sums, num_leaves);
@@ -166,36 +174,58 @@ double ShardedAdamW::step_and_publish(const std::vector<GradientTree::Sum>& sums
   return norm;
 }
 
-void ShardedAdamW::gather(std::span<float> flat) {
-  TD_CHECK(static_cast<std::int64_t>(flat.size()) == flat_elements_,
-           "trainer: {} elements to gather, {} wanted", flat.size(), flat_elements_);
-  if (group_.size() == 1) {
-    master_.read(0, flat);
-    return;
-  }
-  std::vector<float> all(static_cast<std::size_t>(shard_ * group_.size())), mine;
-  float* own = master_.data();
+void ShardedAdamW::gather(std::span<const FlatRange> wanted, std::span<float> mine) {
+  const int me = group_.rank();
+  TD_CHECK(std::ssize(wanted) == group_.size() && std::ssize(mine) == wanted[me].size(),
+           "trainer: {} ranges and {} elements to gather, {} and {} wanted", wanted.size(),
+           mine.size(), group_.size(), wanted[me].size());
+  std::vector<float> copy;  // of the own masters, where they are not on the host
+  const float* own = master_.data();
   if (master_.place() != Place::cpu) {
-    mine.resize(static_cast<std::size_t>(shard_));
-    master_.read(0, mine);
-    own = mine.data();
+    copy.resize(static_cast<std::size_t>(end_ - begin_));
+    master_.read(0, copy);
+    own = copy.data();
   }
-  group_.all_gather(bytes_of(own, shard_), bytes_of(all.data(), shard_ * group_.size()));
-  std::copy_n(all.data(), flat_elements_, flat.data());
+  constexpr std::int64_t kPart = 16 << 20;
+  std::vector<Group::Send> sends;
+  std::vector<Group::Receive> receives;
+  // Calls take(begin, elements) for what two ranges share, part by part.
+  const auto share = [&](FlatRange a, FlatRange b, auto&& take) {
+    const std::int64_t end = std::min(a.end, b.end);
+    for (std::int64_t at = std::max(a.begin, b.begin); at < end; at += kPart)
+      take(at, std::min(kPart, end - at));
+  };
+  for (int r = 0; r < group_.size(); ++r) {
+    share(wanted[me], range_of(r), [&](std::int64_t at, std::int64_t count) {
+      float* const to = mine.data() + (at - wanted[me].begin);
+      if (r == me)
+        std::copy_n(own + (at - begin_), count, to);
+      else
+        receives.push_back({bytes_of(to, count), r});
+    });
+    if (r == me) continue;
+    share(wanted[r], range_of(me), [&](std::int64_t at, std::int64_t count) {
+      sends.push_back({bytes_of(own + (at - begin_), count), r});
+    });
+  }
+  if (group_.size() > 1) group_.exchange(sends, receives);
 }
 
-void ShardedAdamW::publish(Arena& arena) {
+void ShardedAdamW::publish(Arena& arena, std::span<const FlatRange> held) {
+  const std::vector<FlatRange> all(static_cast<std::size_t>(group_.size()), {0, flat_elements_});
+  if (held.empty()) held = all;
+  const std::int64_t elements = held[group_.rank()].size();
   if (group_.size() == 1) {
-    arena.write_flat(0, flat_elements_, master_.data());
+    arena.write_flat(0, elements, master_.data());
   } else {
-    std::vector<float> flat(static_cast<std::size_t>(flat_elements_));
-    gather(flat);
+    std::vector<float> flat(static_cast<std::size_t>(elements));
+    gather(held, flat);
     if (arena.place() == Place::cpu) {
-      arena.write_flat(0, flat_elements_, flat.data());
+      arena.write_flat(0, elements, flat.data());
     } else {
-      FlatBuffer on_device(flat_elements_, arena.place());
+      FlatBuffer on_device(elements, arena.place());
       on_device.write(0, flat);
-      arena.write_flat(0, flat_elements_, on_device.data());
+      arena.write_flat(0, elements, on_device.data());
     }
   }
   arena.set_version(arena.version() + 1);

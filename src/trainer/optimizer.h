@@ -11,6 +11,7 @@
 
 #include "comm/group.h"
 #include "model/arena.h"
+#include "model/shard.h"
 #include "ops/kernels/kernels.h"
 #include "trainer/gradients.h"
 
@@ -34,16 +35,20 @@ class ShardedAdamW {
   // clipping.
   double step(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
               AdamWStep settings, double clip_grad);
-  // The same, and publish(arena) if it was taken; on one GPU in bf16 both in one pass.
+  // The same, and publish(arena, held) if it was taken; on one GPU in bf16 both in one pass.
   double step_and_publish(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves,
-                          const AdamWStep& settings, double clip_grad, Arena& arena);
+                          const AdamWStep& settings, double clip_grad, Arena& arena,
+                          std::span<const FlatRange> held = {});
 
-  // All ranks' masters into the arena: the in-place weight update.
-  void publish(Arena& arena);
-  // The whole flat vector on every rank, on the host.
-  void gather(std::span<float> flat);
+  // All ranks' masters into their arenas: the in-place weight update. held: what the arena of each
+  // rank holds of the flat vector; empty: every arena all of it.
+  void publish(Arena& arena, std::span<const FlatRange> held = {});
+  // Of the flat vector range wanted[rank] to each rank, on the host; `mine` is as long as the own
+  // one. wanted is equal on all ranks.
+  void gather(std::span<const FlatRange> wanted, std::span<float> mine);
 
  private:
+  FlatRange range_of(int rank) const;  // whose masters that rank owns
   // The gradient, right in the own range.
   float* sum_over_ranks(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves);
   float* sum_on_host(const std::vector<GradientTree::Sum>& sums, std::int64_t num_leaves);

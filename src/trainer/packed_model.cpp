@@ -19,8 +19,12 @@ std::vector<LayerRange> recompute_ranges(const TrainConfig& train, std::int64_t 
   return ranges;
 }
 
-PackedModel::PackedModel(const ModelConfig& config, Arena& arena)
-    : arena_(arena), model_(config, arena, nullptr, nullptr) {}
+PackedModel::PackedModel(const ModelConfig& config, Arena& arena, LayerGather* layers)
+    : layers_(layers),
+      arena_(layers ? layers->arena() : arena),
+      model_(config, arena_, nullptr, nullptr) {
+  model_.set_gather(layers);
+}
 
 LogProbs PackedModel::log_probs(PackedBatch& packed, double temperature, bool with_entropy) {
   if (!pool_ || pool_->num_blocks() < packed.num_blocks())
@@ -38,6 +42,23 @@ LogProbs PackedModel::log_probs(PackedBatch& packed, double temperature, bool wi
   }
   return head_log_probs(hidden.index_select(0, rows.to(hidden.device())), ids, model_.head(),
                         static_cast<float>(temperature), with_entropy);
+}
+
+Passes::Passes(PackedModel& model, const std::vector<bool>& with_backward)
+    : layers_(model.layers()), left_(with_backward.size()) {
+  if (!layers_) return;
+  std::vector<std::vector<std::int64_t>> orders;
+  for (const bool backward : with_backward) orders.push_back(model.model().layer_order(backward));
+  layers_->begin(orders);
+}
+
+void Passes::end_one() {
+  if (layers_) layers_->end_pass();
+  --left_;
+}
+
+void Passes::end_all() {
+  while (left_ > 0) end_one();
 }
 
 }  // namespace tandem

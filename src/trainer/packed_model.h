@@ -18,11 +18,13 @@ std::vector<LayerRange> recompute_ranges(const TrainConfig& train, std::int64_t 
 
 class PackedModel {
  public:
-  // The arena must outlive the model.
-  PackedModel(const ModelConfig& config, Arena& arena);
+  // The arena, or `layers` where it is not null and gathers them instead, must outlive the model.
+  PackedModel(const ModelConfig& config, Arena& arena, LayerGather* layers = nullptr);
 
   Model& model() { return model_; }
-  Arena& arena() { return arena_; }
+  LayerGather* layers() const { return layers_; }
+  // Of all weights, whatever this rank keeps of them.
+  const ArenaLayout& layout() const { return arena_.layout(); }
 
   // Of packed.loss, in its order: log-probabilities at the temperature and, if asked for, the
   // entropy of the whole distribution at each of these places. packed.loss must not be empty. The
@@ -30,9 +32,25 @@ class PackedModel {
   LogProbs log_probs(PackedBatch& packed, double temperature, bool with_entropy);
 
  private:
+  LayerGather* layers_;
   Arena& arena_;
   Model model_;
   std::optional<KvPool> pool_;  // one layer, as many blocks as the largest batch yet
+};
+
+// The passes over a model's layers that all ranks make together; with weights that are all there it
+// does nothing. with_backward: one a pass, equal on all ranks.
+class Passes {
+ public:
+  Passes(PackedModel& model, const std::vector<bool>& with_backward);
+  // This rank has made one.
+  void end_one();
+  // And makes the rest without computing.
+  void end_all();
+
+ private:
+  LayerGather* layers_;
+  std::size_t left_;
 };
 
 }  // namespace tandem

@@ -64,37 +64,49 @@ bool FsdpTrainer::reference_moves() const {
   return reference_ && setup_.algorithm.ref_update_interval.has_value();
 }
 
+// What this rank writes of the reference: as much as of the masters, or all that it holds.
+std::vector<FlatPiece> FsdpTrainer::reference_pieces() const {
+  const ArenaLayout& held = reference_weights_->arena.layout();
+  return weights_.layers ? flat_pieces(held, 0, held.flat_elements)
+                         : flat_pieces(held, optimizer_.begin(), optimizer_.end());
+}
+
 void FsdpTrainer::save_hf(const std::string& target) {
-  std::vector<float> flat(static_cast<std::size_t>(weights_.arena.layout().flat_elements));
-  optimizer_.gather(flat);
+  std::vector<FlatRange> wanted(static_cast<std::size_t>(group_.size()));
+  wanted.front() = {0, layout().flat_elements};
+  std::vector<float> flat(static_cast<std::size_t>(wanted[group_.rank()].size()));
+  optimizer_.gather(wanted, flat);
   if (group_.rank() == 0)
-    save_flat(target, weights_.folder.path(), weights_.folder.config(), weights_.arena.layout(),
-              flat);
+    save_flat(target, weights_.folder.path(), weights_.folder.config(), layout(), flat);
   group_.barrier();
 }
 
 ShardFile FsdpTrainer::save(const std::string& folder, const SaveOptions& options) {
-  const auto flat = flat_pieces(weights_.arena.layout(), optimizer_.begin(), optimizer_.end());
+  const auto flat = flat_pieces(layout(), optimizer_.begin(), optimizer_.end());
   const auto parts = parts_of(optimizer_, options.optimizer);
-  std::vector<std::string> prefixes;
-  for (const Part& part : parts) prefixes.push_back(part.prefix);
-  if (options.reference && reference_moves()) prefixes.emplace_back(kReference);
   std::vector<ShardPiece> pieces;
-  for (const std::string& prefix : prefixes)
-    for (const FlatPiece& p : flat)
+  const auto add = [&](const std::string& prefix, const std::vector<FlatPiece>& from) {
+    for (const FlatPiece& p : from)
       pieces.push_back({.name = prefix + p.entry->hf_name,
                         .shape = p.entry->hf_shape,
                         .offset = p.offset,
                         .elements = p.elements});
+  };
+  for (const Part& part : parts) add(part.prefix, flat);
+  std::vector<FlatPiece> reference;
+  if (options.reference && reference_moves()) reference = reference_pieces();
+  add(kReference, reference);
   return write_shard(folder, group_.rank(), group_.size(), pieces,
                      [&](std::size_t piece, std::int64_t begin, std::span<float> out) {
-                       const FlatPiece& p = flat[piece % flat.size()];
-                       const std::size_t part = piece / flat.size();
-                       if (part < parts.size())
-                         parts[part].values->read(p.begin - optimizer_.begin() + begin, out);
-                       else
-                         read_elements(reference_->arena(), *p.entry,
+                       if (piece < parts.size() * flat.size()) {
+                         const FlatPiece& p = flat[piece % flat.size()];
+                         parts[piece / flat.size()].values->read(
+                             p.begin - optimizer_.begin() + begin, out);
+                       } else {
+                         const FlatPiece& p = reference[piece - parts.size() * flat.size()];
+                         read_elements(reference_weights_->arena, *p.entry,
                                        p.begin - p.entry->flat_begin + begin, out);
+                       }
                      });
 }
 
@@ -103,8 +115,7 @@ void FsdpTrainer::load(const std::string& folder, const SaveOptions& options) {
   const ShardReader reader(folder, state.files);
   std::vector<float> values;
   for (const Part& part : parts_of(optimizer_, options.optimizer))
-    for (const FlatPiece& p :
-         flat_pieces(weights_.arena.layout(), optimizer_.begin(), optimizer_.end())) {
+    for (const FlatPiece& p : flat_pieces(layout(), optimizer_.begin(), optimizer_.end())) {
       const std::string name = part.prefix + p.entry->hf_name;
       TD_CHECK(
           reader.has(name) || part.values == &optimizer_.master(),
@@ -118,11 +129,10 @@ void FsdpTrainer::load(const std::string& folder, const SaveOptions& options) {
       }
     }
   optimizer_.set_steps(options.optimizer ? state.optimizer_steps : 0);
-  // Every rank holds the whole reference. A checkpoint without it is of a run whose reference
-  // stayed what --ref-load names.
+  // A checkpoint without a reference is of a run whose reference stayed what --ref-load names.
   if (options.reference && reference_moves() &&
-      reader.has(kReference + weights_.arena.layout().entries.front().hf_name))
-    load_reference(reader, reference_->arena());
+      reader.has(kReference + layout().entries.front().hf_name))
+    load_reference(reader, reference_weights_->arena);
 }
 
 }  // namespace tandem

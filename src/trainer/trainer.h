@@ -17,6 +17,7 @@
 #include "config/config.h"
 #include "data/batch.h"
 #include "model/arena.h"
+#include "model/layer_gather.h"
 #include "trainer/results.h"
 
 namespace tandem {
@@ -57,7 +58,7 @@ class Trainer {
   virtual void load(const std::string& folder, const SaveOptions& options) = 0;
   // The present weights of all ranks into this rank's arena.
   virtual void publish() = 0;
-  // The master weights of all ranks, in the arena's flat order and rounded to nothing: what the
+  // The master weights, in the flat order of this rank's arena and rounded to nothing: what the
   // arena must hold once it is rounded. All ranks call it together.
   virtual void gather(std::span<float> flat) = 0;
 };
@@ -71,14 +72,17 @@ struct TrainerSetup {
   bool perturb = false;               // --debug-perturb-kernel trainer
 };
 
-// A role's folder and its arena, which holds the folder's weights.
+// A role's folder and its arena, which holds the folder's weights: all, or where there is `layers`
+// this rank's shard of them.
 struct RoleWeights {
   const HfFolder& folder;
   Arena& arena;
+  LayerGather* layers = nullptr;
 };
 
-// The trainer of setup.train.train_backend. Weights and group must outlive it. `reference`: there
-// if setup.algorithm.uses_reference(); its vocabulary must be the actor's.
+// The trainer of setup.train.train_backend. Weights (of both roles sharded alike) and group must
+// outlive it. `reference`: there if setup.algorithm.uses_reference(); its vocabulary must be the
+// actor's.
 std::unique_ptr<Trainer> make_trainer(const TrainerSetup& setup, RoleWeights actor,
                                       std::optional<RoleWeights> reference, Group& group);
 

@@ -49,6 +49,19 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
          c.cluster.rollout_num_gpus_per_engine = 2;
        },
        {"--rollout-num-gpus-per-engine: found 2", "3 engine ranks"}},
+      {[](Config& c) {
+         c.cluster.colocate = false;
+         c.cluster.rollout_num_gpus = 4;
+         c.cluster.rollout_num_gpus_of_engines = {2, 1};
+       },
+       {"--rollout-num-gpus-of-engines: found 2 1, together 3", "--rollout-num-gpus (4)"}},
+      {[](Config& c) {
+         c.cluster.colocate = false;
+         c.cluster.rollout_num_gpus_of_engines = {2, 0};
+       },
+       {"--rollout-num-gpus-of-engines: found 2 0"}},
+      {[](Config& c) { c.train.fsdp_reshard_after_forward = true; },
+       {"--fsdp-reshard-after-forward: found with --colocate", "leave it out"}},
       {[](Config& c) { c.cluster.actor_num_gpus_per_node = 16; },
        {"--gradient-leaves: found 8", "16 trainer ranks"}},
       {[](Config& c) { c.transfer.update_weight_transfer_mode = TransferMode::p2p; },

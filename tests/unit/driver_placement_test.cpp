@@ -48,12 +48,27 @@ TEST(Placement, LaysTrainersAndEngines) {
     EXPECT_EQ(draw(p), s.want);
     EXPECT_EQ(p.num_trainers, s.trainers);
     EXPECT_EQ(p.num_engines, s.engine_ranks / s.width);
+    for (const RankRole& r : p.ranks) EXPECT_EQ(r.engine_width, r.serves() ? s.width : 0);
     EXPECT_EQ(p.all_colocated(), s.colocate && s.engine_ranks <= s.trainers);
     // And over the wire.
     const RankAssignment a = assignment_from_json(to_json(RankAssignment{0, p, "127.0.0.1", 1234}));
     EXPECT_EQ(draw(a.placement), s.want);
     EXPECT_EQ(a.store_port, 1234);
   }
+}
+
+TEST(Placement, EnginesOfDifferentWidth) {
+  ClusterConfig c = request({false, 1, 3, 1, ""});
+  c.rollout_num_gpus_of_engines = {2, 1};
+  const Placement p = make_placement(c, {});
+  EXPECT_EQ(draw(p), "T0 E0.0 E0.1 E1.0");
+  EXPECT_EQ(p.num_engines, 2);
+  EXPECT_EQ(p.engine_ranks(), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(p.ranks[2].engine_width, 2);
+  EXPECT_EQ(p.ranks[3].engine_width, 1);
+  EXPECT_NE(p.describe().find("rank 2 (node 0): engine 0 of 2, part 1 of 2"), std::string::npos);
+  c.colocate = true;
+  EXPECT_EQ(draw(make_placement(c, {})), "T0E0.0 E0.1 E1.0");
 }
 
 std::string fault(const Shape& s, const Resources& r) {

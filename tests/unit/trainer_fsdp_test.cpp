@@ -152,6 +152,86 @@ TEST(Fsdp, AnyNumberOfRanksEqualsOneBitForBit) {
   }
 }
 
+// --fsdp-reshard-after-forward: ranks that keep a shard of the compute weights, of the actor's and
+// the reference's, have the bits of one rank that holds all of both: log-probabilities, loss,
+// gradient norm, and the weights after two steps, with a reference that moves between them. Small
+// micro-batches, so that ranks have different numbers of them, some with a gradient of 0.
+TEST(Fsdp, ShardedWeightsChangeNoBit) {
+  auto batch = random_batch(5, 3, 14);
+  for (const std::size_t i : {0, 1, 2}) batch.advantages[i] = 0.0f;  // a group of equal rewards
+  std::fill(batch.samples[7].loss_mask.begin(), batch.samples[7].loss_mask.end(), std::uint8_t{0});
+  for (const Element e : {Element::f32, Element::bf16})
+    for (const std::int64_t recompute : {0, 2})
+      for (const bool kl : {false, true}) {
+        auto setup = setup_of(true, 30);
+        setup.train.num_steps_per_rollout = 3;
+        setup.algorithm.use_kl_loss = kl;
+        setup.algorithm.kl_loss_coef = kl ? 0.1 : 0.0;
+        setup.algorithm.ref_update_interval = 1;
+        if (recompute) {
+          setup.train.recompute_granularity = "full";
+          setup.train.recompute_method = "uniform";
+          setup.train.recompute_num_layers = recompute;
+        }
+        const HfFolder folder = HfFolder::open(kFolder);
+        const ArenaLayout whole = make_arena_layout(folder.config(), e);
+        // Two rollouts on ranks that keep what `part` gives them.
+        const auto train = [&](Group& group, const ArenaLayout& part, LayerGather* actor_layers,
+                               Arena& actor, LayerGather* reference_layers, Arena& reference) {
+          load_arena(folder, actor);
+          load_arena(folder, reference);
+          std::optional<RoleWeights> role;
+          if (kl) role.emplace(RoleWeights{folder, reference, reference_layers});
+          FsdpTrainer trainer(setup, {folder, actor, actor_layers}, role, group);
+          Outcome out;
+          out.metrics = trainer.train(batch, 6).steps.at(2);
+          if (kl) trainer.update_reference();
+          out.log_probs = trainer.log_probs(batch);
+          out.metrics = trainer.train(batch, 6).steps.at(2);
+          out.weights.resize(static_cast<std::size_t>(part.flat_elements));
+          actor.read_flat(out.weights.data());
+          std::vector<float> masters(out.weights.size()), rounded(out.weights.size());
+          trainer.gather(masters);  // what the arena must hold once it is rounded
+          Arena fresh(part);
+          fresh.write_flat(0, part.flat_elements, masters.data());
+          fresh.read_flat(rounded.data());
+          EXPECT_EQ(rounded, out.weights);
+          return out;
+        };
+        Group alone = Group::alone("trainer");
+        Arena actor(whole), reference(whole);
+        const Outcome one = train(alone, whole, nullptr, actor, nullptr, reference);
+        for (const int ranks : {2, 3}) {
+          std::vector<Outcome> several(static_cast<std::size_t>(ranks));
+          const Store server = Store::serve("127.0.0.1", 0, 30);
+          std::vector<std::thread> threads;
+          for (int r = 0; r < ranks; ++r)
+            threads.emplace_back([&, r] {
+              const Store store = Store::connect("127.0.0.1", server.port(), 30);
+              Group group = Group::gloo(store, "trainer", r, ranks);
+              Group first = Group::gloo(store, "actor", r, ranks);
+              Group second = Group::gloo(store, "reference", r, ranks);
+              const ArenaLayout part = make_shard_layout(whole, shard_ranges(whole, ranks)[r]);
+              Arena mine(part), its(part);
+              LayerGather actor_layers(whole, mine, first, 1);  // one slot: each layer anew
+              LayerGather reference_layers(whole, its, second);
+              several[r] = train(group, part, &actor_layers, mine, &reference_layers, its);
+            });
+          for (auto& t : threads) t.join();
+          Outcome together = several[0];
+          together.weights.clear();
+          for (const Outcome& rank : several) {
+            EXPECT_EQ(rank.log_probs, one.log_probs);
+            EXPECT_EQ(rank.metrics.means, one.metrics.means);
+            EXPECT_EQ(rank.metrics.grad_norm, one.metrics.grad_norm);
+            together.weights.insert(together.weights.end(), rank.weights.begin(),
+                                    rank.weights.end());
+          }
+          expect_same(one, together);
+        }
+      }
+}
+
 // The gap to the engine is told for samples of the trainer's own weights; that of older ones by how
 // much older their oldest token is.
 TEST(Fsdp, TheGapIsToldByTheAgeOfTheSamples) {

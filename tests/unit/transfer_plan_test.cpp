@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "model/shard.h"
 #include "unit/tiny_llama.h"
 
 namespace tandem {
@@ -38,6 +39,33 @@ void expect_covered(const TransferPlan& plan, const std::vector<ArenaLayout>& ta
     for (const ArenaEntry& e : l.entries) want += static_cast<std::size_t>(e.rows);
   EXPECT_EQ(rows.size(), want);
   for (const auto& [key, count] : rows) EXPECT_EQ(count, 1);
+}
+
+// Trainer ranks that keep a shard each: every rank sends what it holds, and nothing else.
+TEST(TransferPlan, TakesEachRowFromTheShardThatHoldsIt) {
+  const ArenaLayout whole = make_arena_layout(tiny_llama(), Element::f32);
+  for (const std::int64_t from : {2, 3, 40})
+    for (const std::int64_t to : {1, 2, 4}) {
+      std::vector<ArenaLayout> shards;
+      for (const FlatRange& range : shard_ranges(whole, from))
+        shards.push_back(make_shard_layout(whole, range));
+      const auto targets = layouts(to);
+      const auto plan = make_transfer_plan(sides(shards, false, 0), sides(targets, false, 100));
+      expect_covered(plan, targets);
+      std::vector<std::int64_t> sent(shards.size(), 0);
+      for (const TransferBox& b : plan.boxes) {
+        const ArenaEntry& source = shards[b.source_rank].entries[b.source_entry];
+        const ArenaEntry& target = targets[b.target_rank].entries[b.target_entry];
+        EXPECT_EQ(source.hf_name, target.hf_name);
+        EXPECT_EQ(source.global_row + b.source_row, target.global_row + b.target_row);
+        EXPECT_LE(b.source_row + b.rows, source.rows);
+        sent[b.source_rank] += b.rows * b.row_elements;
+      }
+      for (std::size_t s = 0; s < shards.size(); ++s) {
+        const std::int64_t once = shards[s].flat_elements;
+        EXPECT_TRUE(to == 1 ? sent[s] == once : sent[s] >= once) << s << ": " << sent[s];
+      }
+    }
 }
 
 TEST(TransferPlan, CoversEveryRowOnceForAnyCut) {

@@ -2,8 +2,21 @@
 // that was asked for (TCPStore itself would listen on all of them) and port 0 can be told.
 #include "comm/store.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
+
 #include "comm/c10d.h"
 #include "comm/socket.h"
+
+// c10d asks the resolver for the name of each peer that it connects with, to describe the socket:
+// seconds where no name server answers. In this program, which never needs a peer's name, addresses
+// are told as numbers; libtorch finds this function before the C library's.
+extern "C" int getnameinfo(const sockaddr* address, socklen_t length, char* host,
+                           socklen_t host_length, char* service, socklen_t service_length,
+                           int flags) {
+  static const auto own = reinterpret_cast<decltype(&getnameinfo)>(dlsym(RTLD_NEXT, "getnameinfo"));
+  return own(address, length, host, host_length, service, service_length, flags | NI_NUMERICHOST);
+}
 
 namespace tandem {
 namespace {

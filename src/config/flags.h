@@ -653,9 +653,10 @@ inline constexpr auto table<TransferConfig> = std::tuple{
           &TransferConfig::update_weights_interval,
           "Rollouts between weight updates; answers are up to that many updates old.",
           {.at_least = 1}},
-    Field{
-        "update_weight_double_buffer", &TransferConfig::update_weight_double_buffer,
-        "A second copy of the engine's weights: an update that fails leaves the old ones serving."},
+    Field{"update_weight_double_buffer", &TransferConfig::update_weight_double_buffer,
+          "A second copy of the engine's weights: an update that fails leaves the old ones "
+          "serving, and "
+          "with --update-weights-in-flight engines go on sampling while the new ones move."},
     Field{"update_weights_in_flight", &TransferConfig::update_weights_in_flight,
           "With --async-steps: update the weights while answers are still being written, not after "
           "the last one. Saves the wait; which tokens have which weights then depends on the "

@@ -2,6 +2,7 @@
 #include "driver/metrics.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace tandem {
@@ -62,6 +63,9 @@ const Declarations& train_declarations() {
       {"train/off_policy_logprob_abs_diff", Reduction::mean, "the same of all other samples"},
       {"train/off_policy_logprob_abs_diff/*", Reduction::mean,
        "by the versions that lie between (lag_1, …)"},
+      {"train/first_batch_logprob_abs_diff", Reduction::mean,
+       "the same of all samples, in rows of a batch that was the first to be generated after a "
+       "weight update"},
       {"train/on_policy_samples", Reduction::sum,
        "samples that the trainer's present weights generated"},
       {"train/train_rollout_logprob_abs_diff_max", Reduction::max, "its maximum"},
@@ -175,13 +179,15 @@ void add_selection_metrics(Row& row, const DrawnGroups& drawn) {
     row.add("rollout/dynamic_filter/drop_" + reason, static_cast<double>(groups));
 }
 
-void add_train_metrics(Row& row, const TrainResult& result, double seconds) {
+void add_train_metrics(Row& row, const TrainResult& result, double seconds, bool first_batch) {
   double forward_tokens = 0;
   for (const auto& [name, value] : result.rollout_means) row.add(name, value);
   for (const StepMetrics& m : result.steps) {
     for (const auto& [name, value] : m.means) row.add(name, value);
     if (m.on_policy_samples > 0)
       row.add("train/train_rollout_logprob_abs_diff_max", m.rollout_abs_diff_max);
+    if (first_batch && !std::isnan(m.rollout_abs_diff))
+      row.add("train/first_batch_logprob_abs_diff", m.rollout_abs_diff);
     row.add("train/on_policy_samples", static_cast<double>(m.on_policy_samples));
     row.add("train/grad_norm", m.grad_norm);
     row.add("train/lr-pg_0", m.lr);

@@ -23,7 +23,8 @@ void add_rollout_metrics(Row& row, std::span<const Sample> samples,
                          const GroupAdvantages& advantages, double seconds, std::int64_t num_gpus);
 // What the filter dropped and how many prompts were drawn for the rollout.
 void add_selection_metrics(Row& row, const DrawnGroups& drawn);
-void add_train_metrics(Row& row, const TrainResult& result, double seconds);
+// first_batch: no other was generated since the engines got their weights.
+void add_train_metrics(Row& row, const TrainResult& result, double seconds, bool first_batch);
 void add_update_metrics(Row& row, const UpdateTimes& times);
 // How old the samples are, in weight versions: of their oldest tokens, and before the trainer's.
 void add_version_metrics(Row& row, std::span<const Sample> samples, std::int64_t trainer_version);

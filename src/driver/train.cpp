@@ -118,6 +118,11 @@ class TrainLoop {
   bool updates_after(std::int64_t id) const {
     return (id + 1) % config_.transfer.update_weights_interval == 0;
   }
+  // Whether no other rollout was begun since the engines got the weights that this one began with.
+  bool is_first_after_update(std::int64_t id) const {
+    const std::int64_t before = id - 1 - config_.rollout.async_steps;  // what an update followed
+    return !config_.debug.debug_train_only && (id == 0 || (before >= 0 && updates_after(before)));
+  }
   void check_skipped(std::int64_t id, const TrainResult& trained);
   bool evaluate_all(std::int64_t id);
   bool evaluates_after(std::int64_t id) const;
@@ -468,7 +473,7 @@ void TrainLoop::train(std::int64_t id, const TrainBatch& batch, Row& row) {
         shown = std::max(shown, done);
       });
   progress_.end();
-  add_train_metrics(row, trained, monotonic_seconds() - start);
+  add_train_metrics(row, trained, monotonic_seconds() - start, is_first_after_update(id));
   check_skipped(id, trained);
   check_gap(id, trained);
   check_ci(id, trained);

@@ -11,6 +11,7 @@ template <class M, class V>
 void walk_step(M& m, V&& visit) {
   visit("means", m.means);
   visit("rollout_abs_diff_max", m.rollout_abs_diff_max);
+  visit("rollout_abs_diff", m.rollout_abs_diff);
   visit("grad_norm", m.grad_norm);
   visit("lr", m.lr);
   visit("skipped", m.skipped);

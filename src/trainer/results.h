@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ struct StepMetrics {
   std::map<std::string, double, std::less<>> means;
   // |trainer's - engine's log-probability| over the loss tokens of on-policy samples.
   double rollout_abs_diff_max = 0;
+  // Its mean over all loss tokens of the step, whichever weights generated them; NaN: not measured.
+  double rollout_abs_diff = std::numeric_limits<double>::quiet_NaN();
   double grad_norm = 0;  // before clipping; NaN or infinite: the step was skipped
   double lr = 0;
   bool skipped = false;

@@ -84,9 +84,10 @@ void TokenMeans::report_gaps(StepMetrics& metrics, std::span<const SampleOrigin>
     const double gap = values_[row * kColumns + kMaxGap];
     if (gap > metrics.rollout_abs_diff_max || gap != gap) metrics.rollout_abs_diff_max = gap;
   }
+  metrics.rollout_abs_diff = all;  // the weights add up to 1
   const std::string on(kTokenMetricNames[kGap]), name = "train/off_policy_logprob_abs_diff";
   if (off.weight == 0) {
-    metrics.means.emplace(on, all);  // the weights add up to 1
+    metrics.means.emplace(on, all);
     return;
   }
   metrics.means.emplace(name, off.value());

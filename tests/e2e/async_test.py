@@ -41,8 +41,12 @@ class Async(TinyRun):
             self.assertEqual(on_policy, 16 if row["step"] == 0 else 0)
             if row["step"] == 0:
                 self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
+                self.assertEqual(row["train/first_batch_logprob_abs_diff"], 0)
                 self.assertEqual(row["train/tis"], 1)
             else:
+                # Rollout 1 was begun with the weights of rollout 0.
+                self.assertEqual(row.get("train/first_batch_logprob_abs_diff"), None if row["step"] == 1
+                                 else row["train/off_policy_logprob_abs_diff"])
                 self.assertNotIn("train/train_rollout_logprob_abs_diff", row)
                 self.assertEqual(row["train/off_policy_logprob_abs_diff"],
                                  row["train/off_policy_logprob_abs_diff/lag_1"])
@@ -153,16 +157,21 @@ class Async(TinyRun):
                     if row["train/on_policy_samples"]:
                         self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
 
+    def first_batches(self, name):
+        return [row["step"] for row in self.steps(name) if "train/first_batch_logprob_abs_diff" in row]
+
     def test_updates_at_an_interval(self):
         self.run_tandem(*self.flags("interval", "--update-weights-interval", "3"))
         versions = [row["rollout/weight_version/max"] for row in self.steps("interval")]
         self.assertEqual(versions, [1, 1, 1, 1, 4, 4, 4, 7])
+        self.assertEqual(self.first_batches("interval"), [0, 4, 7])
         self.assertEqual(max(row["rollout/staleness/max"] for row in self.steps("interval")), 3)
         flags = self.flags("sync-interval", "--update-weights-interval", "2")
         at = flags.index("--async-steps")
         self.run_tandem(*flags[:at], *flags[at + 2:])
         versions = [row["rollout/weight_version/max"] for row in self.steps("sync-interval")]
         self.assertEqual(versions, [1, 1, 3, 3, 5, 5, 7, 7])
+        self.assertEqual(self.first_batches("sync-interval"), [0, 2, 4, 6])
         out = self.run_tandem(*self.flags("odd", "--update-weights-interval", "2", "--save-interval", "3"),
                               code=2)
         self.assertIn("--save-interval: found 3 with update_weights_interval 2", out)

@@ -2,7 +2,10 @@
 // rank (CommRank.Body with TD_COMM_RANK set), so no rank is forked from a process that has threads.
 #include "comm/group.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -200,6 +203,21 @@ TEST(Store, WaitsEndWithTheKeyAndTheAddress) {
   EXPECT_TRUE(holds(error, "'never' was not set within 0.2 s"));
   const std::string taken = error_of([&] { Store::serve(kHost, server.port(), 1.0); });
   EXPECT_TRUE(holds(taken, "cannot listen"));
+}
+
+// What libtorch finds as getnameinfo, which c10d calls for each connection: a reverse lookup would
+// take the resolver's limit where there is no name server.
+TEST(Store, APeersAddressIsNotLookedUp) {
+  const auto found =
+      reinterpret_cast<decltype(&::getnameinfo)>(::dlsym(RTLD_DEFAULT, "getnameinfo"));
+  sockaddr_in loopback{};
+  loopback.sin_family = AF_INET;
+  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  char host[NI_MAXHOST] = {};
+  ASSERT_EQ(found(reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback, host, sizeof host,
+                  nullptr, 0, NI_NUMERICSERV),
+            0);
+  EXPECT_STREQ(host, "127.0.0.1");  // /etc/hosts says localhost
 }
 
 TEST(Store, ConnectingToNobodyEndsAtTheLimit) {

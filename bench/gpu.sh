@@ -2,7 +2,9 @@
 # Tandem beside its peers on this machine's GPU, one part a call; a JSON object a line, kept in
 # bench/results/ when a file is named. Each part ends within 8 minutes.
 #
-#   bench/gpu.sh decode|train|update [RESULT_FILE]
+#   bench/gpu.sh decode|train|update|transfer [RESULT_FILE]
+#
+# transfer moves weights from one GPU to another and says `not run` where there is one.
 #
 # Wants build-cuda/ (cmake --preset cuda; cmake --build build-cuda --target tandem_cuda gpu_bench) and,
 # for the peers, a Python with torch and transformers (PEER_PYTHON, else python3).
@@ -14,7 +16,8 @@ case "$part" in
   decode) ours=(decode 1 64 256) peer=(decode 1 64) ;;
   train) ours=(train) peer=(train) ;;
   update) ours=(update) peer=(copy) ;;
-  *) echo "usage: bench/gpu.sh decode|train|update [RESULT_FILE]" >&2; exit 2 ;;
+  transfer) ours=(transfer) peer=(transfer) ;;
+  *) echo "usage: bench/gpu.sh decode|train|update|transfer [RESULT_FILE]" >&2; exit 2 ;;
 esac
 {
   "$build/gpu_bench" "${ours[@]}"

@@ -1,11 +1,17 @@
 // Speed on one GPU with random weights of the Qwen3-4B shape, so that no file is read: decoding
-// through the engine, a training step on 2 × 4,096 tokens, the colocated weight update. One JSON
-// object a figure on standard output. bench/gpu.sh runs it beside the peers.
+// through the engine, a training step on 2 × 4,096 tokens, the colocated weight update, and the one
+// from a trainer's GPU to an engine's (also of the SmolLM2-135M shape). One JSON object a figure on
+// standard output. bench/gpu.sh runs it beside the peers.
 //
-//   gpu_bench decode [BATCH...] | train | update     [--layers N] [--exact] [--one-by-one]
+//   gpu_bench decode [BATCH...] | train | update | transfer     [--layers N] [--exact]
+//   [--one-by-one]
 #include <ATen/ATen.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -13,13 +19,16 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/process.h"
 #include "engine/engine.h"
 #include "engine/runner.h"
 #include "model/model.h"
 #include "trainer/gradients.h"
 #include "trainer/optimizer.h"
 #include "trainer/packed_batch.h"
+#include "transfer/local_copy.h"
 #include "transfer/transfer.h"
+#include "transfer/update.h"
 
 namespace tandem {
 namespace {
@@ -47,9 +56,29 @@ ModelConfig qwen3_4b(std::int64_t layers) {
   return parse_model_config(config, "gpu_bench", nullptr, "gpu_bench");
 }
 
+ModelConfig smollm2() {
+  const Json config{{"architectures", {"LlamaForCausalLM"}},
+                    {"model_type", "llama"},
+                    {"vocab_size", 49152},
+                    {"hidden_size", 576},
+                    {"intermediate_size", 1536},
+                    {"num_hidden_layers", 30},
+                    {"num_attention_heads", 9},
+                    {"num_key_value_heads", 3},
+                    {"max_position_embeddings", 8192},
+                    {"rms_norm_eps", 1e-5},
+                    {"rope_theta", 1e5},
+                    {"tie_word_embeddings", true},
+                    {"hidden_act", "silu"},
+                    {"torch_dtype", "bfloat16"},
+                    {"eos_token_id", 2}};
+  return parse_model_config(config, "gpu_bench", nullptr, "gpu_bench");
+}
+
 void fill_random(Arena& arena) {
   at::manual_seed(1);
-  const auto options = at::dtype(at::kBFloat16).device(device_of(Place::cuda));
+  const auto options =
+      at::dtype(scalar_type(arena.layout().element)).device(device_of(Place::cuda));
   const ArenaLayout& layout = arena.layout();
   for (std::size_t i = 0; i < layout.storages.size(); ++i) {
     const ArenaStorage& s = layout.storages[i];
@@ -238,13 +267,149 @@ void bench_update(Arena& arena) {
   }
 }
 
+// One update between two processes, of which 0 trains and 1 serves.
+struct Mover {
+  Mover(const ArenaLayout& layout, const std::string& way, int rank, Store& store, Arena& arena)
+      : rank_(rank) {
+    setup_.source_layouts = setup_.target_layouts = {layout};
+    setup_.source_process = {0};
+    setup_.target_process = {1};
+    setup_.plan = make_transfer_plan({{&layout, 0, false}}, {{&layout, 1, false}});
+    setup_.process = rank;
+    setup_.num_processes = 2;
+    setup_.store = &store;
+    setup_.group.timeout_seconds = 60;
+    setup_.shared_memory = way == "memory";
+    (rank == 0 ? setup_.source : setup_.served) = &arena;
+    if (rank == 1) setup_.target = &arena;
+    server_ = announce_memory(store, rank, rank == 0 ? &arena.memory() : nullptr);
+    std::optional<EngineSide> engine;
+    if (rank == 1)
+      engine = EngineSide{.version = [this] { return version_; },
+                          .quiet = [] { return true; },
+                          .overwrite = {},
+                          .swap = [this](std::int64_t v) { version_ = v; }};
+    update_ = std::make_unique<WeightUpdate>(
+        setup_,
+        make_link_transfer(setup_, way == "NCCL broadcast" ? LinkMode::broadcast : LinkMode::p2p),
+        std::move(engine));
+  }
+  // Both ends' sums, as one text each.
+  std::string run(MoveReport& report) {
+    report = update_->move(next_);
+    update_->swap(next_++);
+    std::string sums;
+    for (const BoxSum& s : rank_ == 0 ? report.sent : report.received)
+      sums += fmt::format("{} {:08x}{:08x};", s.box, s.sum.a, s.sum.b);
+    return sums;
+  }
+
+ private:
+  int rank_;
+  TransferSetup setup_;
+  std::unique_ptr<DescriptorServer> server_;
+  std::unique_ptr<WeightUpdate> update_;
+  std::int64_t version_ = 0, next_ = 1;
+};
+
+void bench_transfer_rank(int rank, std::uint16_t port, std::int64_t layers, bool same_gpu) {
+  Store everyone = Store::connect("127.0.0.1", port, 60);
+  Group both = Group::gloo(everyone, "bench", rank, 2);
+  const ModelConfig large = qwen3_4b(layers), small = smollm2();
+  struct Case {
+    std::string model;
+    const ModelConfig& config;
+    Element element;
+  };
+  for (const Case& c : {Case{"Qwen3-4B, bf16", large, Element::bf16},
+                        Case{"SmolLM2-135M, bf16", small, Element::bf16},
+                        Case{"SmolLM2-135M, f32", small, Element::f32}})
+    for (const std::string way : {"memory", "NCCL p2p", "NCCL broadcast"}) {
+      if (same_gpu && way != "memory") continue;
+      const ArenaLayout layout = make_arena_layout(c.config, c.element, 0, 1, Place::cuda);
+      Arena arena(layout, true);
+      if (rank == 0) fill_random(arena);
+      cuda_part().synchronize();
+      // Names in a store are used once.
+      const std::string key = c.model + "/" + way;
+      std::optional<Store> own;
+      if (rank == 0) {
+        own.emplace(Store::serve("127.0.0.1", 0, 60));
+        everyone.set(key, std::to_string(own->port()));
+      } else {
+        own.emplace(Store::connect(
+            "127.0.0.1", static_cast<std::uint16_t>(std::stoi(everyone.get(key, 60))), 60));
+      }
+      Store& store = *own;
+      Mover mover(layout, way, rank, store, arena);
+      std::vector<double> seconds;
+      bool equal = true;
+      for (int round = 0; round < 8; ++round) {
+        both.barrier();
+        const double start = monotonic_seconds();
+        MoveReport report;
+        const std::string sums = mover.run(report);
+        both.barrier();
+        const double end = monotonic_seconds();
+        const auto ends = both.all_gather_text(sums);
+        equal = equal && ends[0] == ends[1];
+        if (round < 2) continue;  // connections, clocks
+        seconds.push_back(end - start);
+      }
+      std::sort(seconds.begin(), seconds.end());
+      if (rank == 1)
+        print({{"part", "transfer"},
+               {"system", "tandem"},
+               {"model", c.model},
+               {"way", way},
+               {"same_gpu", same_gpu},
+               {"ms", 1e3 * seconds[seconds.size() / 2]},
+               {"least_ms", 1e3 * seconds.front()},
+               {"gigabytes_per_second",
+                static_cast<double>(layout.flat_elements * (c.element == Element::f32 ? 4 : 2)) /
+                    seconds[seconds.size() / 2] / 1e9},
+               {"verified_equal", equal}});
+    }
+}
+
+// The two ranks are processes of their own, since each has one GPU.
+int bench_transfer(const char* program, std::int64_t layers, bool same_gpu) {
+  const auto gpus = visible_gpus();
+  if (gpus.size() < 2 && !same_gpu) {
+    print({{"part", "transfer"},
+           {"system", "tandem"},
+           {"not run", fmt::format("{} GPU", gpus.size())}});
+    return 0;
+  }
+  const Store server = Store::serve("127.0.0.1", 0, 60);
+  std::vector<pid_t> ranks;
+  for (int r = 0; r < 2; ++r) {
+    ranks.push_back(::fork());
+    if (ranks.back() != 0) continue;
+    ::setenv("CUDA_VISIBLE_DEVICES", gpus[same_gpu ? 0 : static_cast<std::size_t>(r)].c_str(), 1);
+    const std::string rank = std::to_string(r), port = std::to_string(server.port()),
+                      count = std::to_string(layers);
+    ::execl("/proc/self/exe", program, "transfer-rank", rank.c_str(), port.c_str(), "--layers",
+            count.c_str(), same_gpu ? "--same-gpu" : static_cast<char*>(nullptr),
+            static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  int failed = 0;
+  for (const pid_t pid : ranks) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    failed += status != 0;
+  }
+  return failed;
+}
+
 }  // namespace
 }  // namespace tandem
 
 int main(int argc, char** argv) {
   using namespace tandem;
   std::int64_t layers = 36;
-  bool exact = false, one_by_one = false;
+  bool exact = false, one_by_one = false, same_gpu = false;
   std::string part;
   std::vector<std::int64_t> batches;
   for (int i = 1; i < argc; ++i) {
@@ -254,13 +419,20 @@ int main(int argc, char** argv) {
       exact = true;
     else if (std::strcmp(argv[i], "--one-by-one") == 0)
       one_by_one = true;
+    else if (std::strcmp(argv[i], "--same-gpu") == 0)
+      same_gpu = true;
     else if (part.empty())
       part = argv[i];
     else
       batches.push_back(std::atoll(argv[i]));
   }
   if (batches.empty()) batches = {1, 64, 256};
+  if (part == "transfer") return bench_transfer(argv[0], layers, same_gpu);
   const CudaPart& cuda = load_cuda_part();
+  if (part == "transfer-rank" && batches.size() == 2)
+    return bench_transfer_rank(static_cast<int>(batches[0]), static_cast<std::uint16_t>(batches[1]),
+                               layers, same_gpu),
+           0;
   cuda.set_exact(exact);
   at::globalContext().setDeterministicAlgorithms(exact, false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
@@ -274,7 +446,7 @@ int main(int argc, char** argv) {
   if (part == "train") return bench_train(config, arena), 0;
   if (part == "update") return bench_update(arena), 0;
   std::fprintf(stderr,
-               "usage: gpu_bench decode [BATCH...] | train | update [--layers N] [--exact] "
-               "[--one-by-one]\n");
+               "usage: gpu_bench decode [BATCH...] | train | update | transfer [--layers N] "
+               "[--exact] [--one-by-one] [--same-gpu]\n");
   return 2;
 }

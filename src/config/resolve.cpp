@@ -217,11 +217,6 @@ std::vector<std::string> resolve(Config& config, const Host& host) {
                     lines);
   fill(config.train.deterministic_layout, !gpu, "deterministic_layout", "on with --device cpu",
        lines);
-  const std::int64_t widest = std::ranges::max(config.cluster.engine_widths());
-  TD_CHECK(!gpu || widest == 1,
-           "--rollout-num-gpus-per-engine: on GPUs an engine has one rank so far, found {}; give 1 "
-           "(more engines serve side by side), or use --device cpu",
-           widest);
   TD_CHECK(!gpu || !config.train.fsdp_reshard_after_forward, "{}",
            "--fsdp-reshard-after-forward: on GPUs every trainer rank holds all compute weights so "
            "far; leave it out, or use --device cpu");

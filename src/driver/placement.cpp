@@ -41,8 +41,9 @@ std::vector<std::string> find_faults(const ClusterConfig& c, const Resources& re
 
 Resources resources_of(const Config& config) {
   Resources resources{.num_nodes = 1, .gpus_per_node = config.cluster.num_gpus_per_node};
-  if (config.compute.device == Device::cuda && !resources.gpus_per_node)
-    resources.gpus_per_node = num_gpus();
+  if (config.compute.device == Device::cuda)
+    resources.gpus_per_node =
+        std::min<std::int64_t>(resources.gpus_per_node.value_or(num_gpus()), num_gpus());
   return resources;
 }
 

@@ -22,7 +22,7 @@ struct Resources {
   std::optional<std::int64_t> gpus_per_node;  // empty: no limit
 };
 
-// Of this machine: --num-gpus-per-node, else with --device cuda the GPUs that are visible.
+// Of this machine: --num-gpus-per-node, with --device cuda at most the GPUs that are visible.
 Resources resources_of(const Config& config);
 
 // cluster must be resolved. Throws Error with all that is impossible, have and need in numbers, and

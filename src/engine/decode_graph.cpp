@@ -141,8 +141,8 @@ void DecodeGraphs::forward(Bucket& b) {
   cuda_part().feed_tokens(Bucket::at_byte<std::int32_t>(b.input, b.tokens_at()),
                           Bucket::at_byte<std::int32_t>(b.input, b.sources_at()),
                           Bucket::at_byte<std::int32_t>(output_, 0), b.rows);
-  const at::Tensor z = linear_f32(
-      model_.forward(view(b.tokens_at()), view(b.positions_at()), b.context), model_.head());
+  const at::Tensor z =
+      model_.logits(model_.forward(view(b.tokens_at()), view(b.positions_at()), b.context));
   cuda_part().sample_on_device(
       z.data_ptr<float>(), z.size(1), Bucket::at_byte<SampleRow>(b.input, 0), b.rows,
       Bucket::at_byte<std::int32_t>(output_, 0), Bucket::at_byte<float>(output_, kLargest * 4));
@@ -150,6 +150,7 @@ void DecodeGraphs::forward(Bucket& b) {
 
 void* DecodeGraphs::capture(Bucket& b) {
   forward(b);  // once for real: libraries set themselves up, which a capture must not see
+  model_.settle();
   cuda_part().synchronize();
   void* const graph = cuda_part().begin_graph();
   forward(b);
@@ -177,6 +178,7 @@ bool DecodeGraphs::start(const StepPlan& plan, std::span<const std::int32_t> sou
 void DecodeGraphs::finish(std::span<SampledToken> sampled) {
   assert(finished_ < started_);
   const Turn& turn = turns_[finished_++ % 2];
+  model_.settle();
   cuda_part().wait_for_mark(turn.mark);
   const auto* tokens = Bucket::at_byte<std::int32_t>(turn.output, 0);
   const auto* log_probs = Bucket::at_byte<float>(turn.output, kLargest * 4);

@@ -24,7 +24,8 @@ namespace tandem {
 
 class DecodeGraphs {
  public:
-  // Both on a GPU, one tensor-parallel rank; both must outlive the graphs.
+  // Both on a GPU; both must outlive the graphs. All tensor-parallel ranks of the model capture and
+  // run the same graphs, since each takes the same plans.
   DecodeGraphs(Model& model, KvPool& pool);
   ~DecodeGraphs();
 

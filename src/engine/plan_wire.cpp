@@ -41,6 +41,7 @@ std::string encode_plan(const StepPlan& plan) {
   put(out, plan.segments);
   put(out, plan.block_ids);
   put(out, plan.logit_rows);
+  put(out, plan.draws);
   return out;
 }
 
@@ -53,6 +54,7 @@ void decode_plan(std::string_view bytes, StepPlan& plan) {
   take(bytes, plan.segments);
   take(bytes, plan.block_ids);
   take(bytes, plan.logit_rows);
+  take(bytes, plan.draws);
   TD_CHECK(bytes.empty(), "engine plan: {} bytes too many", bytes.size());
 }
 

@@ -1,6 +1,6 @@
-// A step's plan as bytes, from an engine's leader to its followers. Only what the forward pass
-// needs crosses: draws are the leader's. Both ends are the same build, so numbers cross as they
-// lie.
+// A step's plan as bytes, from an engine's leader to its followers: what the forward pass needs,
+// and the draws, which say whether it is a captured step. Both ends are the same build, so numbers
+// cross as they lie.
 #pragma once
 
 #include <string>

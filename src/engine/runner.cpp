@@ -12,7 +12,8 @@ namespace tandem {
 
 Runner::Runner(Model& model, KvPool& pool, bool graphs) : model_(model) {
   context_.pool = &pool;
-  if (graphs && model.place() == Place::cuda) graphs_ = std::make_unique<DecodeGraphs>(model, pool);
+  if (graphs && model.place() == Place::cuda && model.can_be_captured())
+    graphs_ = std::make_unique<DecodeGraphs>(model, pool);
 }
 
 void Runner::run(const StepPlan& plan, std::span<SampledToken> sampled) {
@@ -22,12 +23,20 @@ void Runner::run(const StepPlan& plan, std::span<SampledToken> sampled) {
   if (!plan.draws.empty()) sample(plan, logits, sampled);
 }
 
+void Runner::follow(const StepPlan& plan) {
+  if (start(plan, {})) return finish({});
+  forward(plan);
+}
+
 at::Tensor Runner::forward(const StepPlan& plan) {
   const c10::InferenceMode no_gradients;
   for (const BlockCopy& copy : plan.copies) context_.pool->copy_block(copy.from, copy.to);
   fill_context(plan);
   const at::Tensor hidden = model_.forward(plan.tokens, plan.positions, context_);
-  return plan.logit_rows.empty() ? at::Tensor() : model_.logits(hidden, plan.logit_rows);
+  const at::Tensor logits =
+      plan.logit_rows.empty() ? at::Tensor() : model_.logits(hidden, plan.logit_rows);
+  model_.settle();
+  return logits;
 }
 
 void Runner::fill_context(const StepPlan& plan) {

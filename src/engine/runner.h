@@ -32,8 +32,9 @@ class Runner {
     return graphs_ && graphs_->start(plan, sources);
   }
   void finish(std::span<SampledToken> sampled) { graphs_->finish(sampled); }
-  // All of it but the draws, which only an engine's leader makes: logits [logit_rows, vocab],
-  // undefined if the plan has none.
+  // The same on a rank that hands no tokens on: it draws nothing, or for nobody in a captured step.
+  void follow(const StepPlan& plan);
+  // All of it but the draws: logits [logit_rows, vocab], undefined if the plan has none.
   at::Tensor forward(const StepPlan& plan);
   std::int64_t captured_graphs() const { return graphs_ ? graphs_->captured() : 0; }
 

@@ -32,11 +32,15 @@ class LayoutBuilder {
                 .layout = panels ? Layout::panels : Layout::row_major,
                 .rows = 0,
                 .cols = cols,
+                .whole_rows = 0,
                 .offset_bytes = layout_.bytes,
                 .bytes = 0,
                 .flat_begin = layout_.flat_elements};
     const std::size_t first_entry = layout_.entries.size();
-    for (const WeightPart& part : weight.parts) place(weight, part, first_entry);
+    for (const WeightPart& part : weight.parts) {
+      place(weight, part, first_entry);
+      storage_.whole_rows += part.rows;
+    }
     const std::int64_t size = element_bytes(layout_.element);
     if (storage_.layout == Layout::panels) {
       const std::int64_t k =

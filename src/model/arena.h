@@ -38,6 +38,7 @@ struct ArenaStorage {
   bool matrix = false;
   Layout layout = Layout::row_major;
   std::int64_t rows = 0, cols = 0;  // vectors: [1, n]
+  std::int64_t whole_rows = 0;      // over all tensor-parallel ranks
   std::int64_t offset_bytes = 0, bytes = 0;
   std::int64_t flat_begin = 0;  // of its rows·cols elements in the flat vector
 };

@@ -45,8 +45,9 @@ RopeTable rope_table(const RopeConfig& rope, const std::vector<float>& freq, std
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads)
-    : config_(config), arena_(arena), group_(tensor_parallel) {
+Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads,
+             Link* link)
+    : config_(config), arena_(arena), group_(tensor_parallel), link_(link) {
   TD_CHECK(place() == Place::cpu || config.head_dim <= kMaxGpuHeadDim,
            "--device cuda: heads of {} elements found (config.json, head_dim), the kernels take at "
            "most {}; use --device cpu",
@@ -61,6 +62,7 @@ Model::Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, fl
                    .place = arena.place(),
                    .rows = s.matrix ? s.rows : 1,
                    .cols = s.matrix ? s.cols : s.rows * s.cols,
+                   .whole_rows = s.matrix && s.whole_rows != s.rows ? s.whole_rows : 0,
                    .grad = nullptr,
                    .version = arena.version_address()}));
   set_grads(grads);
@@ -144,41 +146,60 @@ void Model::finish_grads() {
   }
 }
 
-// [rows, n/size] of every rank, side by side: [rows, n].
-at::Tensor Model::gather_columns(const at::Tensor& local) {
-  if (!group_ || group_->size() == 1) return local;
+at::Tensor Model::gather(const at::Tensor& local) {
   TD_CHECK(!at::GradMode::is_enabled(), "model: a forward over {} ranks runs without gradients",
            group_->size());
-  const auto all = at::empty({group_->size(), local.size(0), local.size(1)}, local.options());
-  group_->all_gather({static_cast<const std::byte*>(local.data_ptr()), local.nbytes()},
+  const std::vector<std::int64_t> shape{group_->size(), local.size(0), local.size(1)};
+  if (link_) {
+    const auto all = at::empty(shape, local.options());
+    link_->gather(local.data_ptr(), all.data_ptr(), static_cast<std::int64_t>(local.nbytes()));
+    return all;
+  }
+  const auto mine = local.cpu();
+  const auto all = at::empty(shape, mine.options());
+  group_->all_gather({static_cast<const std::byte*>(mine.data_ptr()), mine.nbytes()},
                      {static_cast<std::byte*>(all.data_ptr()), all.nbytes()});
-  return all.permute({1, 0, 2}).reshape({local.size(0), group_->size() * local.size(1)});
+  return all.to(local.device());
+}
+
+// [rows, n/size] of every rank, side by side: [rows, n].
+at::Tensor Model::gather_columns(const at::Tensor& local) {
+  if (is_alone()) return local;
+  return gather(local).permute({1, 0, 2}).reshape({local.size(0), group_->size() * local.size(1)});
 }
 
 at::Tensor Model::linear_after_cut(const at::Tensor& local, const WeightView& w,
                                    const WeightView* bias) {
-  if (!group_ || group_->size() == 1 || arena_.layout().rule == ShardRule::exact)
+  if (is_alone() || arena_.layout().rule == ShardRule::exact)
     return gather_columns(linear(gather_columns(local), w, bias));
-  TD_CHECK(!at::GradMode::is_enabled(), "model: a forward over {} ranks runs without gradients",
-           group_->size());
-  const at::Tensor part = linear_f32(local, w);  // [rows, n], of this rank's inputs
-  const auto parts = at::empty({group_->size(), part.size(0), part.size(1)}, part.options());
-  group_->all_gather({static_cast<const std::byte*>(part.data_ptr()), part.nbytes()},
-                     {static_cast<std::byte*>(parts.data_ptr()), parts.nbytes()});
+  const auto parts = gather(linear_f32(local, w));  // [ranks, rows, n], each of its inputs
   at::Tensor sum = parts[0];
   for (std::int64_t r = 1; r < parts.size(0); ++r) sum.add_(parts[r]);
   if (bias)
     sum.add_(at::from_blob(const_cast<void*>(bias->data), {bias->cols},
-                           at::dtype(scalar_type(bias->element))));
+                           at::dtype(scalar_type(bias->element)).device(device_of(place()))));
   return sum.to(scalar_type(element()));
+}
+
+// Each rank looks up the row that every id would have if it were its own; the owner's is taken. So
+// ids may lie on the device alone, and every bit is the table's.
+at::Tensor Model::embed_on_gpus(const at::Tensor& tokens) {
+  const auto ids = tokens.to(at::kLong);
+  const auto owner = ids.floor_divide(embed_->rows);
+  const auto local = (ids - owner * embed_->rows).to(at::kInt);
+  const auto all = gather(embedding(local, *embed_));  // [ranks, rows, hidden]
+  const std::int64_t rows = tokens.size(0);
+  return all.flatten(0, 1).index_select(0, owner * rows + at::arange(rows, ids.options()));
 }
 
 at::Tensor Model::embed(std::span<const TokenId> tokens) {
   // Hugging Face models name the padding token to nn.Embedding, which then keeps its row's gradient
   // at 0; chat models often use a token of every turn for it, so this shows.
-  if (!group_ || group_->size() == 1)
+  if (is_alone())
     return embedding(ids_tensor("token id", tokens, embed_->rows, place()), *embed_,
                      config_.pad_id ? *config_.pad_id : -1);
+  if (place() == Place::cuda)
+    return embed_on_gpus(ids_tensor("token id", tokens, config_.vocab_size, place()));
   // Each rank looks up the ids of its own rows; the others' rows are zero, so the sum is exact.
   const auto first = static_cast<TokenId>(group_->rank() * embed_->rows);
   std::vector<TokenId> local(tokens.begin(), tokens.end());
@@ -350,8 +371,9 @@ at::Tensor Model::forward(std::span<const TokenId> tokens, std::span<const std::
 
 at::Tensor Model::forward(const at::Tensor& tokens, const at::Tensor& positions,
                           const AttentionContext& context) {
-  return run_layers(embedding(tokens, *embed_, config_.pad_id ? *config_.pad_id : -1), positions,
-                    context);
+  return run_layers(is_alone() ? embedding(tokens, *embed_, config_.pad_id ? *config_.pad_id : -1)
+                               : embed_on_gpus(tokens),
+                    positions, context);
 }
 
 at::Tensor Model::run_layers(const at::Tensor& embedded, const at::Tensor& positions,
@@ -381,7 +403,11 @@ at::Tensor Model::logits(const at::Tensor& hidden, std::span<const std::int64_t>
   const auto index = at::empty({static_cast<std::int64_t>(rows.size())}, at::dtype(at::kLong));
   std::copy(rows.begin(), rows.end(), index.data_ptr<std::int64_t>());
   const auto picked = hidden.index_select(0, index.to(hidden.device()));
-  return gather_columns(linear_f32(picked, *head_));
+  return logits(picked);
+}
+
+at::Tensor Model::logits(const at::Tensor& hidden) {
+  return gather_columns(linear_f32(hidden, *head_));
 }
 
 }  // namespace tandem

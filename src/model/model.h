@@ -23,6 +23,7 @@
 #include "model/attention.h"
 #include "model/hf_config.h"
 #include "model/layer_gather.h"
+#include "model/link.h"
 #include "ops/functions.h"
 
 namespace tandem {
@@ -35,8 +36,10 @@ struct LayerRange {
 class Model {
  public:
   // `grads`: f32 of arena.layout().flat_elements, or null for a model that is only read. The arena,
-  // the group (null: one rank) and `grads` must outlive the model.
-  Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads);
+  // the group (null: one rank), on GPUs the link of its ranks too, and `grads` must outlive the
+  // model. Ranks on a GPU without a link, as two on one GPU are, gather through host memory.
+  Model(const ModelConfig& config, Arena& arena, Group* tensor_parallel, float* grads,
+        Link* link = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const AttentionShape& attention_shape() const { return shape_; }  // of this rank's heads
@@ -47,12 +50,20 @@ class Model {
   // must live until backward is done; on a GPU the call fills in its plan.
   at::Tensor forward(std::span<const TokenId> tokens, std::span<const std::int32_t> positions,
                      AttentionContext& context);
-  // The same for one tensor-parallel rank, with tokens and positions as ids_tensor makes them; the
+  // The same with tokens and positions as ids_tensor makes them, on a GPU or for one rank; the
   // context holds its plan already where the place is cuda.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
                      const AttentionContext& context);
   // f32 logits [rows.size(), vocab] of the given rows of `hidden`.
   at::Tensor logits(const at::Tensor& hidden, std::span<const std::int64_t> rows);
+  at::Tensor logits(const at::Tensor& hidden);  // of all rows
+  // Whether a call on a GPU can be captured into a graph.
+  bool can_be_captured() const { return is_alone() || link_; }
+  // Until the calls so far are done on this rank's GPU. Error where another rank of the model is
+  // gone; without other ranks nothing.
+  void settle() const {
+    if (link_) link_->settle();
+  }
   const WeightView& head() const { return *head_; }
   // The longest sequence that this model will be asked for, at first max_position_embeddings. It
   // decides between long rope's short and long factors, for all sequences alike, and nothing else;
@@ -90,10 +101,13 @@ class Model {
   const WeightView* find_view(const std::string& name);  // null if there is none
   void make_ropes(std::int64_t positions);               // at least so many
   at::Tensor embed(std::span<const TokenId> tokens);
+  at::Tensor embed_on_gpus(const at::Tensor& tokens);
   at::Tensor norm(const at::Tensor& x, const WeightView* weight);
   at::Tensor norm_queries_and_keys(const Layer& layer, const at::Tensor& qkv);
   at::Tensor run_layers(const at::Tensor& embedded, const at::Tensor& positions,
                         const AttentionContext& context);
+  bool is_alone() const { return !group_ || group_->size() == 1; }
+  at::Tensor gather(const at::Tensor& local);  // of every rank: [ranks, rows, width]
   at::Tensor gather_columns(const at::Tensor& local);
   // A linear layer whose input [rows, k/size] is cut over ranks; the result is whole on each.
   at::Tensor linear_after_cut(const at::Tensor& local, const WeightView& w, const WeightView* bias);
@@ -115,6 +129,7 @@ class Model {
   Arena& arena_;
   Group* group_;
   LayerGather* gather_ = nullptr;
+  Link* link_;
   AttentionShape shape_;
   std::vector<std::unique_ptr<WeightView>> views_;  // one per storage, at stable addresses
   std::vector<Layer> layers_;

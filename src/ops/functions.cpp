@@ -103,6 +103,17 @@ struct Embedding : Function<Embedding> {
   }
 };
 
+// y = x·Wᵀ + bias: exact mode on a GPU takes a part of a matrix as it would take the whole.
+void multiply(const at::Tensor& x, const WeightView& w, const void* bias, const at::Tensor& y,
+              bool y_is_f32) {
+  if (w.place == Place::cuda && w.whole_rows > 0)
+    cuda_part().linear_cut(w.element, x.data_ptr(), w.data, bias, y.data_ptr(), y_is_f32, x.size(0),
+                           w.rows, w.cols, w.whole_rows);
+  else
+    kernels(w.place).linear(w.element, x.data_ptr(), w.data, bias, y.data_ptr(), y_is_f32,
+                            x.size(0), w.rows, w.cols);
+}
+
 struct Linear : Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const WeightView* w,
                             const WeightView* bias) {
@@ -110,8 +121,7 @@ struct Linear : Function<Linear> {
     ctx->saved_data["bias"] = address(bias);
     ctx->save_for_backward({x});
     auto y = empty_rows(x, x.size(0), w->rows);
-    kernels(w->place).linear(w->element, x.data_ptr(), w->data, bias ? bias->data : nullptr,
-                             y.data_ptr(), false, x.size(0), w->rows, w->cols);
+    multiply(x, *w, bias ? bias->data : nullptr, y, false);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -513,8 +523,7 @@ at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation) {
 at::Tensor linear_f32(const at::Tensor& x, const WeightView& w) {
   check_rows(w, x);
   auto z = at::empty({x.size(0), w.rows}, f32_like(x));
-  kernels(w.place).linear(w.element, x.data_ptr(), w.data, nullptr, z.data_ptr(), true, x.size(0),
-                          w.rows, w.cols);
+  multiply(x, w, nullptr, z, true);
   return z;
 }
 

@@ -63,7 +63,7 @@ Memory::Memory(Place place, std::int64_t bytes, const char* what, bool shared)
     : place_(place), bytes_(bytes) {
   if (bytes == 0) return;
   if (place == Place::cuda) {
-    data_ = cuda_part().allocate(bytes);
+    data_ = cuda_part().allocate(bytes, shared);
     TD_CHECK(data_, "{}: {} bytes of GPU memory are not free", what, bytes);
     return;
   }

@@ -26,8 +26,9 @@ at::Device device_of(Place place);
 class Memory {
  public:
   Memory() = default;
-  // Error naming `what` if there is not enough. With shared (CPU only) the pages are a memory file,
-  // which another process of this host may map through fd(); it vanishes with its last user.
+  // Error naming `what` if there is not enough. shared: another process of this host may map it. On
+  // the CPU the pages are a memory file then, which fd() opens and which vanishes with its last
+  // user; on a GPU see CudaPart::export_memory.
   Memory(Place place, std::int64_t bytes, const char* what, bool shared = false);
   ~Memory();
   Memory(const Memory&) = delete;

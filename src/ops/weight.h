@@ -16,6 +16,7 @@ struct WeightView {
   Element element = Element::f32;
   Place place = Place::cpu;               // of data and grad
   std::int64_t rows = 0, cols = 0;        // [rows, cols] of a matrix, [1, cols] of a vector
+  std::int64_t whole_rows = 0;            // of the matrix that these are rows of; 0: all there are
   float* grad = nullptr;                  // row-major f32 [rows, cols]; null: frozen
   mutable bool fresh = false;             // the next gradient replaces what `grad` holds
   const std::int64_t* version = nullptr;  // of the arena; null: never changes

@@ -6,6 +6,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -111,8 +112,8 @@ class RankProcess {
 
   void open_trainer() {
     // Engines in other processes of this host read it from here.
-    const bool shared = !placement().all_colocated() && place_ == Place::cpu &&
-                        config_.transfer.update_weight_shared_memory;
+    const bool shared =
+        !placement().all_colocated() && config_.transfer.update_weight_shared_memory;
     trainer_arena_ =
         std::make_unique<Arena>(trainer_layout(folder_.config(), role_.trainer_rank), shared);
     load_arena(folder_, *trainer_arena_);
@@ -184,7 +185,15 @@ class RankProcess {
         fanout_ = std::make_unique<Fanout>(*store_, name, "127.0.0.1", width - 1, limit);
       else
         plans_ = std::make_unique<FanoutReader>(*store_, name, limit);
-      peers = {.group = &engine_group_, .followers = fanout_.get()};
+      if (place_ == Place::cuda) {
+        std::vector<int> ranks;
+        for (const RankRole& r : placement().ranks)
+          if (r.engine == role_.engine) ranks.push_back(r.rank);
+        engine_link_ =
+            std::make_unique<Link>(*store_, name, ranks, assignment_.rank, LinkUse::in_stream,
+                                   config_.cluster.control_timeout_seconds);
+      }
+      peers = {.group = &engine_group_, .link = engine_link_.get(), .followers = fanout_.get()};
     }
     if (role_.leads_engine())
       leader_ = std::make_unique<EngineWorker>(
@@ -193,8 +202,7 @@ class RankProcess {
               ? nullptr
               : std::make_shared<Vocabulary>(Vocabulary::load(config_.model.hf_checkpoint)));
     else
-      follower_ =
-          std::make_unique<EngineFollower>(folder_, engine_arena(), kv_tokens(), engine_group_);
+      follower_ = std::make_unique<EngineFollower>(folder_, engine_arena(), kv_tokens(), peers);
     if (const std::int64_t longest = longest_sequence(config_); longest > 0) {
       if (leader_) leader_->set_longest_sequence(longest);
       if (follower_) follower_->set_longest_sequence(longest);
@@ -234,10 +242,10 @@ class RankProcess {
     setup_.store = store_ ? &*store_ : nullptr;
     setup_.group = group_options();
     setup_.bucket_bytes = config_.transfer.update_weight_buffer_size;
-    setup_.shared_memory = config_.transfer.update_weight_shared_memory && place_ == Place::cpu;
+    setup_.shared_memory = shares_memory();
     if (store_)
-      announce_memory(*store_, assignment_.rank,
-                      trainer_arena_ ? &trainer_arena_->memory() : nullptr);
+      weights_server_ = announce_memory(*store_, assignment_.rank,
+                                        trainer_arena_ ? &trainer_arena_->memory() : nullptr);
     std::optional<EngineSide> side;
     if (role_.serves()) side = engine_side();
     auto way = make_way();
@@ -249,6 +257,18 @@ class RankProcess {
       move_thread_->post(
           [] { at::init_num_threads(); });  // a team as large as the compute thread's
     }
+  }
+
+  // Whether engines read the trainer's weights from memory. Over NVLink an owner feeds several
+  // readers one after the other, where a broadcast feeds them together.
+  bool shares_memory() const {
+    const auto& ranks = placement().ranks;
+    const bool fans_out =
+        place_ == Place::cuda &&
+        config_.transfer.update_weight_transfer_mode == TransferMode::broadcast &&
+        std::ssize(placement().engine_ranks()) > placement().num_trainers &&
+        std::ranges::none_of(ranks, [](const RankRole& r) { return r.engine_width > 1; });
+    return config_.transfer.update_weight_shared_memory && !fans_out;
   }
 
   std::unique_ptr<Transfer> make_way() {
@@ -391,6 +411,7 @@ class RankProcess {
   Group layers_group_ = Group::alone("layers"), reference_layers_group_ = Group::alone("layers");
   std::unique_ptr<LayerGather> layers_, reference_layers_;  // null: arenas hold all layers
   std::int64_t parameters_ = 0;
+  std::unique_ptr<Link> engine_link_;  // of an engine over several GPUs
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Fanout> fanout_;
   std::unique_ptr<FanoutReader> plans_;
@@ -399,6 +420,7 @@ class RankProcess {
   StepPlan plan_;  // a follower's
   std::int64_t follower_version_ = 0;
   BusyClock trainer_busy_, engine_busy_;
+  std::unique_ptr<DescriptorServer> weights_server_;
   TransferSetup setup_;
   std::unique_ptr<WeightUpdate> update_;
   std::optional<WorkThread> move_thread_;  // empty: moves take turns with the other work

@@ -75,7 +75,7 @@ EngineWorker::EngineWorker(const HfFolder& folder, Arena& arena, const EngineCon
                            std::int64_t kv_tokens, std::function<void()> wake, EnginePeers peers,
                            std::shared_ptr<const Vocabulary> vocabulary)
     : arena_(arena),
-      model_(folder.config(), arena, peers.group, nullptr),
+      model_(folder.config(), arena, peers.group, nullptr, peers.link),
       pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
             blocks_for(kv_tokens), arena.place(), /*releasable=*/true),
       runner_(model_, pool_),
@@ -128,8 +128,8 @@ void EngineWorker::publish() {
 }
 
 EngineFollower::EngineFollower(const HfFolder& folder, Arena& arena, std::int64_t kv_tokens,
-                               Group& group)
-    : model_(folder.config(), arena, &group, nullptr),
+                               const EnginePeers& peers)
+    : model_(folder.config(), arena, peers.group, nullptr, peers.link),
       pool_(model_.attention_shape(), model_.element(), folder.config().num_layers,
             blocks_for(kv_tokens), arena.place()),
       runner_(model_, pool_) {}

@@ -37,6 +37,7 @@ struct Weights {
 // What an engine over several tensor-parallel ranks needs besides; all null for one rank.
 struct EnginePeers {
   Group* group = nullptr;       // of the engine's ranks; the leader is rank 0
+  Link* link = nullptr;         // of the same, on GPUs
   Fanout* followers = nullptr;  // the leader's stream of plans
   double timeout_seconds = 60;  // for a follower to take a plan
 };
@@ -84,9 +85,10 @@ class EngineWorker {
 // Another part of an engine: runs the plans that the leader sends, and decides nothing.
 class EngineFollower {
  public:
-  EngineFollower(const HfFolder& folder, Arena& arena, std::int64_t kv_tokens, Group& group);
+  EngineFollower(const HfFolder& folder, Arena& arena, std::int64_t kv_tokens,
+                 const EnginePeers& peers);
 
-  void run(const StepPlan& plan) { runner_.forward(plan); }
+  void run(const StepPlan& plan) { runner_.follow(plan); }
   std::int64_t kv_bytes() const { return pool_.bytes(); }
   void set_longest_sequence(std::int64_t tokens) { model_.set_longest_sequence(tokens); }
   void perturb() { model_.perturb(); }

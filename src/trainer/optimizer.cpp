@@ -39,6 +39,13 @@ float* finish_tree(const std::vector<GradientTree::Sum>& parts, std::int64_t ele
   return stack.front().values;
 }
 
+// The arena holds the step's weights from now on, also for engines of other processes, which read
+// it from memory.
+void finish_write(Arena& arena) {
+  if (arena.place() == Place::cuda) cuda_part().synchronize();
+  arena.set_version(arena.version() + 1);
+}
+
 }  // namespace
 
 ShardedAdamW::ShardedAdamW(std::int64_t flat_elements, Group& group, Place place)
@@ -170,7 +177,7 @@ double ShardedAdamW::step_and_publish(const std::vector<GradientTree::Sum>& sums
   const auto pieces = arena.gpu_pieces();
   cuda_part().adamw_into(numbers, grad, master_.data(), exp_avg_.data(), exp_avg_sq_.data(),
                          pieces.data(), static_cast<std::int64_t>(pieces.size()));
-  arena.set_version(arena.version() + 1);
+  finish_write(arena);
   return norm;
 }
 
@@ -228,7 +235,7 @@ void ShardedAdamW::publish(Arena& arena, std::span<const FlatRange> held) {
       arena.write_flat(0, elements, on_device.data());
     }
   }
-  arena.set_version(arena.version() + 1);
+  finish_write(arena);
 }
 
 }  // namespace tandem

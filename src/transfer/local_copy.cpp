@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "transfer/pieces.h"
 
 namespace tandem {
@@ -29,39 +30,52 @@ std::string host_identity() {
   return boot + link;
 }
 
-// "identity pid fd bytes" as announced.
+// "identity pid fd bytes socket" as announced; the socket gives device memory, "-": none.
 struct Announced {
-  std::string identity;
+  std::string identity, socket;
   int pid = 0, fd = -1;
   std::int64_t bytes = 0;
 };
 
 Announced announced_by(Store& store, int process, double timeout_seconds) {
   const std::string text = store.get(key_of(process), timeout_seconds);
-  char identity[256];
+  char identity[256], socket[128];
   Announced a;
-  const int found = std::sscanf(text.c_str(), "%255s %d %d %ld", identity, &a.pid, &a.fd, &a.bytes);
-  TD_CHECK(found == 4,
-           "weight transfer: rank {} announced '{}', identity, pid, fd and bytes wanted", process,
-           text);
+  const int found =
+      std::sscanf(text.c_str(), "%255s %d %d %ld %127s", identity, &a.pid, &a.fd, &a.bytes, socket);
+  TD_CHECK(found == 5,
+           "weight transfer: rank {} announced '{}', identity, pid, fd, bytes and socket wanted",
+           process, text);
   a.identity = identity;
+  a.socket = socket;
   return a;
 }
 
 }  // namespace
 
-void announce_memory(Store& store, int process, const Memory* memory) {
-  store.set(key_of(process), fmt::format("{} {} {} {}", host_identity(), ::getpid(),
-                                         memory ? memory->fd() : -1, memory ? memory->bytes() : 0));
+std::unique_ptr<DescriptorServer> announce_memory(Store& store, int process, const Memory* memory) {
+  std::unique_ptr<DescriptorServer> server;
+  if (memory && memory->place() == Place::cuda) {
+    std::int64_t bytes = 0;
+    Fd descriptor(cuda_part().export_memory(memory->data(), &bytes));
+    if (descriptor) server = std::make_unique<DescriptorServer>(std::move(descriptor), bytes);
+  }
+  store.set(key_of(process),
+            fmt::format("{} {} {} {} {}", host_identity(), ::getpid(), memory ? memory->fd() : -1,
+                        memory ? memory->bytes() : 0, server ? server->name() : "-"));
+  return server;
 }
 
-bool on_one_host(Store& store, int a, int b, double timeout_seconds) {
-  return announced_by(store, a, timeout_seconds).identity ==
-         announced_by(store, b, timeout_seconds).identity;
-}
-
-PeerMemory::PeerMemory(Store& store, int process, double timeout_seconds) {
+PeerMemory::PeerMemory(Store& store, int process, Place place, double timeout_seconds)
+    : place_(place) {
   const Announced a = announced_by(store, process, timeout_seconds);
+  if (place == Place::cuda) {
+    const TakenDescriptor taken = take_descriptor(a.socket, Deadline::after(timeout_seconds));
+    if (taken.descriptor)
+      data_ =
+          static_cast<std::byte*>(cuda_part().import_memory(taken.descriptor.get(), taken.number));
+    return;
+  }
   const std::string path = fmt::format("/proc/{}/fd/{}", a.pid, a.fd);
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   TD_CHECK(fd,
@@ -76,26 +90,53 @@ PeerMemory::PeerMemory(Store& store, int process, double timeout_seconds) {
 }
 
 PeerMemory::~PeerMemory() {
-  if (data_) ::munmap(data_, bytes_);
+  if (!data_) return;
+  if (place_ == Place::cuda)
+    cuda_part().release(data_);
+  else
+    ::munmap(data_, bytes_);
 }
 
 LocalCopies::LocalCopies(const TransferSetup& setup) : setup_(setup) {
-  const int n = setup.num_processes;
-  shares_.assign(static_cast<std::size_t>(n * n), 0);
-  const double seconds = setup.group.timeout_seconds;
-  if (setup.store && setup.shared_memory) {
-    std::vector<std::string> identity;
-    for (int p = 0; p < n; ++p) identity.push_back(announced_by(*setup.store, p, seconds).identity);
-    for (int a = 0; a < n; ++a)
-      for (int b = 0; b < n; ++b) shares_[a * n + b] = identity[a] == identity[b];
-  }
-  for (const TransferBox& box : setup.plan.boxes) {
-    if (setup.target_process[box.target_rank] != setup.process || box.in_place || !takes(box))
+  const auto n = static_cast<std::size_t>(setup.num_processes);
+  shares_.assign(n * n, 0);
+  if (setup.store && setup.shared_memory) agree_on_peers();
+  for (const TransferBox& box : setup.plan.boxes)
+    if (setup.target_process[box.target_rank] == setup.process && !box.in_place && takes(box))
+      boxes_.push_back(&box);
+}
+
+// Every process maps those that it takes boxes from, and tells the others what it has mapped, since
+// both ends of a box must know which way it goes.
+void LocalCopies::agree_on_peers() {
+  const int n = setup_.num_processes, me = setup_.process;
+  const double seconds = setup_.group.timeout_seconds;
+  std::vector<Announced> announced;
+  for (int p = 0; p < n; ++p) announced.push_back(announced_by(*setup_.store, p, seconds));
+  std::string mapped(static_cast<std::size_t>(n), '-');
+  for (const TransferBox& box : setup_.plan.boxes) {
+    const int source = setup_.source_process[box.source_rank];
+    const auto s = static_cast<std::size_t>(source);
+    if (setup_.target_process[box.target_rank] != me || source == me || peers_.contains(source) ||
+        announced[s].identity != announced[static_cast<std::size_t>(me)].identity)
       continue;
-    boxes_.push_back(&box);
-    const int source = setup.source_process[box.source_rank];
-    if (source != setup.process && !peers_.contains(source))
-      peers_.try_emplace(source, *setup.store, source, seconds);
+    const auto& peer =
+        peers_.try_emplace(source, *setup_.store, source, setup_.target->place(), seconds)
+            .first->second;
+    if (peer.data())
+      mapped[s] = '+';
+    else
+      TD_LOG(warn,
+             "weight transfer: the GPU memory of rank {} cannot be mapped here; NCCL sends it",
+             source);
+  }
+  const auto key = [](int process) { return fmt::format("transfer/mapped/{}", process); };
+  setup_.store->set(key(me), mapped);
+  for (int target = 0; target < n; ++target) {
+    const std::string of_target = setup_.store->get(key(target), seconds);
+    for (int source = 0; source < n; ++source)
+      shares_[static_cast<std::size_t>(source * n + target)] =
+          of_target.at(static_cast<std::size_t>(source)) == '+';
   }
 }
 
@@ -105,28 +146,56 @@ bool LocalCopies::takes(const TransferBox& box) const {
   return source == target || shares_[source * setup_.num_processes + target];
 }
 
-// All boxes in one launch, which compares what the target then holds with what was read, bit for
-// bit. That says more than two sums could, so a box's are 0 at both ends if nothing differs, and
-// not equal otherwise.
+// The rows of a box's source, in its columns.
+RowsView LocalCopies::view_source(const TransferBox& b) const {
+  const int source = setup_.source_process[b.source_rank];
+  const void* data =
+      source == setup_.process ? setup_.source->memory().data() : peers_.at(source).data();
+  return view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry)
+      .columns(b.source_col, b.row_elements);
+}
+
+// Boxes of this GPU in one launch, which compares what the target then holds with what was read,
+// bit for bit. That says more than two sums could, so a box's are 0 at both ends if nothing
+// differs, and not equal otherwise. Others in one launch too, which adds up what the target then
+// holds.
 std::int64_t LocalCopies::copy_on_gpu(std::span<RowsSum> sums) {
   std::vector<BytesCopy> jobs;
+  std::vector<WordsPiece> summed;
+  std::vector<std::size_t> job_boxes, summed_boxes;
   std::int64_t total = 0;
   for (const TransferBox* b : boxes_) {
-    const RowsView from = view_entry(setup_.source_layouts[b->source_rank],
-                                     setup_.source->memory().data(), b->source_entry);
-    const RowsView to = view_entry(setup_.target_layouts[b->target_rank],
-                                   setup_.target->memory().data(), b->target_entry);
-    const auto bytes = device_stretch(from, b->source_row, b->rows);
-    const auto target = device_stretch(to, b->target_row, b->rows);
-    jobs.push_back({.from = bytes.data(),
-                    .to = const_cast<std::byte*>(target.data()),
-                    .bytes = static_cast<std::int64_t>(bytes.size())});
-    total += static_cast<std::int64_t>(bytes.size());
+    const auto box = static_cast<std::size_t>(b - setup_.plan.boxes.data());
+    const ArenaLayout& layout = setup_.target_layouts[b->target_rank];
+    const RowsView from = view_source(*b);
+    const auto target =
+        device_stretch(view_entry(layout, setup_.target->memory().data(), b->target_entry),
+                       b->target_row, b->rows);
+    auto* to = const_cast<std::byte*>(target.data());
+    total += std::ssize(target);
+    if (setup_.copies_on_gpu(*b)) {
+      jobs.push_back({.from = device_stretch(from, b->source_row, b->rows).data(),
+                      .to = to,
+                      .bytes = std::ssize(target)});
+      job_boxes.push_back(box);
+    } else if (auto words =
+                   device_words(from, b->source_row, b->rows,
+                                layout.entries[b->target_entry].global_row + b->target_row);
+               words && from.element == layout.element) {
+      words->copy_to = to;
+      summed.push_back(*words);
+      summed_boxes.push_back(box);
+    } else {
+      sums[box] +=
+          copy_rows(from, b->source_row, b->rows, *setup_.target, b->target_entry, b->target_row);
+    }
   }
-  std::vector<std::uint32_t> differ(jobs.size());
-  cuda_part().copy_and_compare(jobs.data(), static_cast<std::int64_t>(jobs.size()), differ.data());
-  for (std::size_t i = 0; i < boxes_.size(); ++i)
-    sums[static_cast<std::size_t>(boxes_[i] - setup_.plan.boxes.data())] += {differ[i], 0};
+  std::vector<std::uint32_t> differ(jobs.size()), found(2 * summed.size());
+  cuda_part().copy_and_compare(jobs.data(), std::ssize(jobs), differ.data());
+  for (std::size_t i = 0; i < jobs.size(); ++i) sums[job_boxes[i]] += {differ[i], 0};
+  cuda_part().sum_words(summed.data(), std::ssize(summed), found.data());
+  for (std::size_t i = 0; i < summed.size(); ++i)
+    sums[summed_boxes[i]] += {found[2 * i], found[2 * i + 1]};
   return total;
 }
 
@@ -156,14 +225,8 @@ std::int64_t LocalCopies::copy(std::span<RowsSum> sums) {
   at::parallel_for(0, at::get_num_threads(), 1, [&](std::int64_t, std::int64_t) {
     for (std::size_t i = next++; i < shares.size(); i = next++) {
       const TransferBox& b = *shares[i].box;
-      const int source = setup_.source_process[b.source_rank];
-      const void* data =
-          source == setup_.process ? setup_.source->memory().data() : peers_.at(source).data();
-      const RowsSum sum =
-          copy_rows(view_entry(setup_.source_layouts[b.source_rank], data, b.source_entry)
-                        .columns(b.source_col, b.row_elements),
-                    b.source_row + shares[i].row, shares[i].rows, *setup_.target, b.target_entry,
-                    b.target_row + shares[i].row);
+      const RowsSum sum = copy_rows(view_source(b), b.source_row + shares[i].row, shares[i].rows,
+                                    *setup_.target, b.target_entry, b.target_row + shares[i].row);
       const std::lock_guard lock(mutex);
       sums[static_cast<std::size_t>(shares[i].box - setup_.plan.boxes.data())] += sum;
     }

@@ -178,7 +178,8 @@ RowsSum copy_rows(const RowsView& from, std::int64_t row, std::int64_t rows, Are
                             std::min(kPanel, rows - r), first + r, sums);
     return {sums[0], sums[1]};
   }
-  if (from.place == Place::cuda && to.place == Place::cuda && from.element == to.element) {
+  if (from.place == Place::cuda && to.place == Place::cuda && from.element == to.element &&
+      from.has_all_columns()) {
     const auto source = device_stretch(from, row, rows);
     cuda_part().copy(const_cast<std::byte*>(row_data(to, target_row)), source.data(),
                      static_cast<std::int64_t>(source.size()));
@@ -269,6 +270,27 @@ RowsSum checksum_flat_piece(const ArenaLayout& layout, std::span<const float> fl
   return checksum_values(layout.element, values, p.rows, cols, e.global_row + p.row);
 }
 
+std::optional<WordsPiece> device_words(const RowsView& v, std::int64_t row, std::int64_t rows,
+                                       std::int64_t global_row) {
+  const std::int64_t size = size_of(v.element), row_bytes = v.cols * size;
+  // Rows of an odd number of bf16 end in half a word.
+  if (v.place != Place::cuda || row_bytes % 4 != 0 || v.first_col * size % 4 != 0 ||
+      v.storage_cols * size % 4 != 0)
+    return std::nullopt;
+  const std::int64_t words = row_bytes / 4, pitch = v.storage_cols * size / 4;
+  const std::byte* data = v.data + ((v.first_row + row) * v.storage_cols + v.first_col) * size;
+  WordsPiece piece{.data = data,
+                   .rows = rows,
+                   .row_words = words,
+                   .pitch_words = pitch,
+                   .first_index = global_row * words};
+  if (pitch == words) {  // one stretch
+    piece.row_words = piece.pitch_words = rows * words;
+    piece.rows = 1;
+  }
+  return piece;
+}
+
 std::vector<RowsSum> checksum_pieces(const Arena& arena, std::span<const Piece> pieces) {
   std::vector<RowsSum> out(pieces.size());
   const ArenaLayout& layout = arena.layout();
@@ -276,23 +298,18 @@ std::vector<RowsSum> checksum_pieces(const Arena& arena, std::span<const Piece> 
   std::vector<std::size_t> which;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& p = pieces[i];
-    const ArenaEntry& e = layout.entries[p.entry];
-    const RowsView view = view_entry(layout, arena.memory().data(), p.entry);
-    const std::int64_t row_bytes = view.cols * size_of(view.element);
-    // Rows of an odd number of bf16 end in half a word.
-    if (arena.place() == Place::cpu || row_bytes % 4 != 0) {
+    const auto job = device_words(view_of(layout, arena.memory().data(), p), p.row, p.rows,
+                                  layout.entries[p.entry].global_row + p.row);
+    if (!job) {
       out[i] = checksum_piece(arena, p);
       continue;
     }
-    const std::int64_t words = row_bytes / 4;
-    jobs.push_back({.data = row_data(view, p.row),
-                    .count = p.rows * words,
-                    .first_index = (e.global_row + p.row) * words});
+    jobs.push_back(*job);
     which.push_back(i);
   }
   if (jobs.empty()) return out;
   std::vector<std::uint32_t> sums(2 * jobs.size());
-  cuda_part().checksum_words(jobs.data(), static_cast<std::int64_t>(jobs.size()), sums.data());
+  cuda_part().sum_words(jobs.data(), std::ssize(jobs), sums.data());
   for (std::size_t i = 0; i < jobs.size(); ++i) out[which[i]] = {sums[2 * i], sums[2 * i + 1]};
   return out;
 }

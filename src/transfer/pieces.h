@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,6 +42,10 @@ std::span<const std::byte> stretch(const RowsView& view, std::int64_t row, std::
 // The same of device memory, where every matrix is row-major.
 std::span<const std::byte> device_stretch(const RowsView& view, std::int64_t row,
                                           std::int64_t rows);
+// Rows of device memory as words to add up on the device; the first is row global_row of its
+// tensor. Nothing where they do not end and begin at whole words.
+std::optional<WordsPiece> device_words(const RowsView& view, std::int64_t row, std::int64_t rows,
+                                       std::int64_t global_row);
 // Whether rows of a source entry lie in a stretch in both layouts, in the same form: then they can
 // go from memory to memory as they are.
 bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int64_t source_row,

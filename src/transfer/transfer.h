@@ -38,9 +38,15 @@ struct TransferSetup {
   bool is_local(const TransferBox& b) const {
     return source_process[b.source_rank] == target_process[b.target_rank];
   }
+  // Whether the target takes all columns of the source's rows.
+  bool takes_whole_rows(const TransferBox& b) const {
+    const ArenaLayout& from = source_layouts[b.source_rank];
+    return from.storages[from.entries[b.source_entry].storage].cols == b.row_elements;
+  }
   // Whether a box is copied inside a GPU and compared there bit for bit; it has no sums then.
   bool copies_on_gpu(const TransferBox& b) const {
-    return is_local(b) && !b.in_place && target && target->place() == Place::cuda;
+    return is_local(b) && !b.in_place && target && target->place() == Place::cuda &&
+           takes_whole_rows(b);
   }
 };
 
@@ -67,7 +73,7 @@ std::unique_ptr<Transfer> make_p2p_transfer(const TransferSetup& setup);
 // A way that fails in its third move as --debug-break-update says, for tests of what follows.
 std::unique_ptr<Transfer> make_broken_transfer(const TransferSetup& setup,
                                                std::unique_ptr<Transfer> whole, BrokenUpdate how);
-// Either of the two between GPUs, from arena to arena over NCCL (link.cpp). Engines of one rank.
+// Either of the two between GPUs (link.cpp).
 enum class LinkMode { broadcast, p2p };
 std::unique_ptr<Transfer> make_link_transfer(const TransferSetup& setup, LinkMode mode);
 

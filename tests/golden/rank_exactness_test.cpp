@@ -128,7 +128,8 @@ std::string make_folder() {
 }
 
 TEST(Exactness, TwoTensorParallelRanksToo) {
-  if (tested_place() == Place::cuda) GTEST_SKIP() << "not run: on a GPU an engine has one rank";
+  // A process has one GPU: tests/gpu/rank_parallel_cuda_test.cpp is the same over two processes.
+  if (tested_place() == Place::cuda) GTEST_SKIP() << "not run: a rank on a GPU is a process";
   const std::string folder = make_folder();
   for (const Element element : {Element::f32, Element::bf16}) {
     const auto rows = check(folder, element, 4000);

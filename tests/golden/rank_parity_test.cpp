@@ -16,6 +16,7 @@
 
 #include "checkpoint/weights.h"
 #include "golden/device.h"
+#include "gpu/two_ranks.h"
 #include "rank/worker.h"
 #include "trainer/packed_batch.h"
 #include "trainer/score.h"
@@ -176,14 +177,15 @@ std::vector<std::string> tiny_models() {
 
 // Log-probabilities of a sequence from one of an engine's ranks, all its rows in one call.
 std::vector<float> parallel_log_probs(const HfFolder& folder, const Ids& ids, Group& group,
-                                      Element element, ShardRule rule) {
+                                      Element element, ShardRule rule, Link* link = nullptr) {
   const ModelConfig& config = folder.config();
-  Arena part(make_arena_layout(config, element, group.rank(), group.size(), Place::cpu, rule));
+  const Place place = tested_place();
+  Arena part(make_arena_layout(config, element, group.rank(), group.size(), place, rule));
   load_arena(folder, part);
-  Model model(config, part, &group, nullptr);
+  Model model(config, part, &group, nullptr, link);
   const auto rows = static_cast<std::int64_t>(ids.size());
   const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
-  KvPool pool(model.attention_shape(), element, config.num_layers, blocks, Place::cpu);
+  KvPool pool(model.attention_shape(), element, config.num_layers, blocks, place);
   std::vector<std::int32_t> block_ids, positions;
   std::vector<std::int64_t> all;
   AttentionContext context{.pool = &pool, .segments = {}, .writes = {}, .plan = {}};
@@ -200,19 +202,45 @@ std::vector<float> parallel_log_probs(const HfFolder& folder, const Ids& ids, Gr
                               .num_blocks = blocks});
   const c10::InferenceMode no_gradients;
   const at::Tensor z = model.logits(model.forward(ids, positions, context), all);
-  const at::Tensor log_probs = at::log_softmax(z.to(at::kDouble), 1);
+  const at::Tensor log_probs = at::log_softmax(z.cpu().to(at::kDouble), 1);
   std::vector<float> out;
   for (std::int64_t r = 0; r + 1 < rows; ++r)
     out.push_back(log_probs[r][ids[static_cast<std::size_t>(r) + 1]].item<float>());
   return out;
 }
 
+// On GPUs, where a rank is a process: two of them.
+void expect_agreement_over_gpus(const std::string& path, const Json& expected) {
+  on_two_ranks([&](int rank, Store& store) {
+    const HfFolder folder = HfFolder::open(path);
+    Group group = Group::gloo(store, "tp", rank, 2);
+    std::unique_ptr<Link> link;  // else through host memory
+    if (ranks_apart())
+      link = std::make_unique<Link>(store, "tp", std::vector{0, 1}, rank, LinkUse::in_stream,
+                                    kTwoRanksSeconds);
+    for (const bool exact : {true, false}) {
+      cuda_part().set_exact(exact);
+      for (const Json& sequence : expected.at("sequences")) {
+        const auto want = sequence.at("logprobs").get<std::vector<double>>();
+        const auto got =
+            parallel_log_probs(folder, sequence.at("input_ids").get<Ids>(), group, Element::f32,
+                               exact ? ShardRule::exact : ShardRule::row_parallel, link.get());
+        ASSERT_EQ(got.size(), want.size());
+        for (std::size_t i = 0; i < want.size(); ++i)
+          ASSERT_NEAR(got[i], want[i], 1e-4) << "exact " << exact << ", token " << i + 1;
+      }
+    }
+    cuda_part().set_exact(false);
+    group.barrier();
+  });
+}
+
 // Engines of two ranks with a key/value head each, and of four that share two;
 // exact and row-parallel.
 TEST(TensorParallel, AgreesWithTransformers) {
-  if (tested_place() != Place::cpu) GTEST_SKIP() << "on GPUs an engine has one rank";
   const std::string path = kGolden + "tiny/llama_parallel";
   const Json expected = read_json_file(path + "/expected.json");
+  if (tested_place() != Place::cpu) return expect_agreement_over_gpus(path, expected);
   const HfFolder folder = HfFolder::open(path);
   const Store server = Store::serve("127.0.0.1", 0, 30);
   int groups = 0;

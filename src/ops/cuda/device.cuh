@@ -95,6 +95,17 @@ void chained(void (*kernel)(P...), std::int64_t blocks, int threads, A... argume
   CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
 }
 
+// Of pieces whose tiles follow each other, the one of this block: the last that begins at its tile
+// or before it.
+__device__ inline int find_piece(const std::int32_t* tiles_begin, int num_pieces) {
+  int low = 0, high = num_pieces;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (tiles_begin[middle] <= static_cast<std::int32_t>(blockIdx.x) ? low : high) = middle;
+  }
+  return low;
+}
+
 // A pair of rotary embedding turned; the products' roundings are written out, so that every kernel
 // that turns gives the same bits.
 __device__ inline void turn(float& low, float& high, float cos, float sin) {

@@ -79,14 +79,18 @@ class Rounded {
 
 void linear(Element e, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
             std::int64_t rows, std::int64_t n, std::int64_t k) {
-  if (exact_mode()) {
-    if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
-    return pinned_linear(e, x, w, y, y_is_f32, bias != nullptr, rows, n, k);
-  }
+  if (exact_mode()) return linear_cut(e, x, w, bias, y, y_is_f32, rows, n, k, n);
   if (gemv_takes(e, x, w, rows, n, k)) return gemv(x, w, bias, y, y_is_f32, rows, n, k);
   if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
   multiply(e, n, rows, k, {w, CUBLAS_OP_T, k}, {x, CUBLAS_OP_N, k}, y, y_is_f32, n,
            bias != nullptr);
+}
+
+void linear_cut(Element e, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
+                std::int64_t rows, std::int64_t n, std::int64_t k, std::int64_t whole_n) {
+  if (!exact_mode()) return linear(e, x, w, bias, y, y_is_f32, rows, n, k);
+  if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
+  pinned_linear(e, x, w, y, y_is_f32, bias != nullptr, rows, n, k, whole_n);
 }
 
 void linear_dx(Element e, const void* dy, bool dy_is_f32, const void* w, void* dx,

@@ -9,6 +9,8 @@ namespace tandem::cuda {
 // gemm.cpp
 void linear(Element, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
             std::int64_t rows, std::int64_t n, std::int64_t k);
+void linear_cut(Element, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
+                std::int64_t rows, std::int64_t n, std::int64_t k, std::int64_t whole_n);
 void linear_dx(Element, const void* dy, bool dy_is_f32, const void* w, void* dx, std::int64_t rows,
                std::int64_t n, std::int64_t k);
 void linear_dw(Element, const void* dy, bool dy_is_f32, const void* x, float* dw, bool accumulate,
@@ -80,7 +82,9 @@ void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* 
 
 // copy.cu
 void copy_and_compare(const BytesCopy* pieces, std::int64_t count, std::uint32_t* differ);
-void checksum_words(const WordsPiece* pieces, std::int64_t count, std::uint32_t* sums);
+
+// sums.cu
+void sum_words(const WordsPiece* pieces, std::int64_t count, std::uint32_t* sums);
 
 // optimizer.cu
 void add_f32(float* x, const float* y, std::int64_t count);

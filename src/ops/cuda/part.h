@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 7;
+inline constexpr int kCudaPartVersion = 8;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -48,10 +48,12 @@ struct BytesCopy {
   std::int64_t bytes = 0;
 };
 
-// Words of a tensor (checksum.h), of which the first has index first_index in the whole of it.
+// Rows of words of a tensor (checksum.h), pitch_words apart. The first word has index first_index
+// in the whole of the tensor, or of the columns that the rows are; the others follow it.
 struct WordsPiece {
-  const void* data = nullptr;
-  std::int64_t count = 0;
+  const void* data = nullptr;  // of this device, or imported from another
+  void* copy_to = nullptr;     // the rows side by side; null: they are added up only
+  std::int64_t rows = 0, row_words = 0, pitch_words = 0;
   std::int64_t first_index = 0;
 };
 
@@ -85,8 +87,14 @@ struct CudaPart {
   void (*set_exact)(bool exact) = nullptr;
 
   // Memory of the device in an address range of its own; zero-filled. Null if there is not enough.
-  void* (*allocate)(std::int64_t bytes) = nullptr;
+  // shared: another process of the host may import it.
+  void* (*allocate)(std::int64_t bytes, bool shared) = nullptr;
   void (*release)(void* memory) = nullptr;
+  // A descriptor of shared memory, which the caller closes, and its size; -1: this driver has none.
+  int (*export_memory)(void* memory, std::int64_t* bytes) = nullptr;
+  // Another process's memory at an address of this one, until release; null where this device
+  // cannot reach it.
+  void* (*import_memory)(int descriptor, std::int64_t bytes) = nullptr;
   // Of what allocate gave: the physical memory goes back to the device while the addresses stay
   // reserved, and is taken again, zero-filled, at the same addresses (false: there is not enough).
   // Nobody may touch the range in between.
@@ -103,9 +111,9 @@ struct CudaPart {
   // whether the target holds another bit than was read, 0 if not.
   void (*copy_and_compare)(const BytesCopy* pieces, std::int64_t count,
                            std::uint32_t* differ) = nullptr;
-  // sums[2·piece], sums[2·piece + 1], the host's: the checksum (checksum.h) of each piece.
-  void (*checksum_words)(const WordsPiece* pieces, std::int64_t count,
-                         std::uint32_t* sums) = nullptr;
+  // sums[2·piece], sums[2·piece + 1], the host's: the checksum (checksum.h) of each piece; of one
+  // that is copied, of its target, read back. Done on return.
+  void (*sum_words)(const WordsPiece* pieces, std::int64_t count, std::uint32_t* sums) = nullptr;
 
   // Kernels::adamw, and the rounded masters into a bf16 arena in the same pass. The pieces ascend
   // and cover the vector.
@@ -114,17 +122,33 @@ struct CudaPart {
                      std::int64_t num_pieces) = nullptr;
 
   // Links between the GPUs of several processes (NCCL). Rank 0 makes the id and hands it to the
-  // others. All processes call the same operations in the same order; each is done on return, or an
-  // error names it: after one the link is of no use. Parts between two ranks pair up in order.
+  // others. All processes call the same operations in the same order. After an error a link is of
+  // no use. in_stream: a link for link_all_gather, else one for the rest.
   void (*new_link_id)(char* id) = nullptr;
-  void* (*open_link)(const char* id, int rank, int size, double timeout_seconds) = nullptr;
+  void* (*open_link)(const char* id, int rank, int size, double timeout_seconds,
+                     bool in_stream) = nullptr;
   void (*close_link)(void* link) = nullptr;
-  void (*link_exchange)(void* link, const LinkPart* sends, std::int64_t num_sends,
-                        const LinkPart* receives, std::int64_t num_receives,
-                        double timeout_seconds) = nullptr;
-  // The parts of `root` reach all others' (of equal lengths).
-  void (*link_broadcast)(void* link, const LinkPart* parts, std::int64_t num_parts, int root,
-                         double timeout_seconds) = nullptr;
+  // Begins to move parts, after the work of this thread's stream so far and beside what comes
+  // later; returns a number to wait for. Parts between two ranks pair up in order; those of a
+  // broadcast reach all others' of equal lengths.
+  std::int64_t (*link_exchange)(void* link, const LinkPart* sends, std::int64_t num_sends,
+                                const LinkPart* receives, std::int64_t num_receives,
+                                double timeout_seconds) = nullptr;
+  std::int64_t (*link_broadcast)(void* link, const LinkPart* parts, std::int64_t num_parts,
+                                 int root, double timeout_seconds) = nullptr;
+  // Until that (and what began before it) is done; an error names it.
+  void (*link_wait)(void* link, std::int64_t number, double timeout_seconds) = nullptr;
+  // all = the `bytes` of rank 0, 1, …, in the order of this thread's stream, as a kernel would; may
+  // be captured into a graph.
+  void (*link_all_gather)(void* link, const void* mine, void* all, std::int64_t bytes) = nullptr;
+  // Until this thread's stream has done its work, gathers included; an error where a peer is gone.
+  void (*link_settle)(void* link, double timeout_seconds) = nullptr;
+
+  // Kernels::linear of rows of a matrix that has whole_n of them in all: in exact mode the bits are
+  // those of the product with the whole.
+  void (*linear_cut)(Element, const void* x, const void* w, const void* bias, void* y,
+                     bool y_is_f32, std::int64_t rows, std::int64_t n, std::int64_t k,
+                     std::int64_t whole_n) = nullptr;
 
   AttentionPlan* (*plan_attention)(Element, const AttentionShape&, const AttentionCall&) = nullptr;
   void (*free_plan)(AttentionPlan*) = nullptr;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -121,62 +122,107 @@ void run(const Key& key, const cublasLtMatmulAlgo_t& algorithm, const void* x, c
            ("Matmul " + name_of(key) + " of " + std::to_string(rows) + " rows").c_str());
 }
 
-// Error unless each number of rows gives the first rows of kChosenFor, bit for bit.
-void prove(const Key& key, const cublasLtMatmulAlgo_t& algorithm) {
-  const auto [e, y_is_f32, n, k] = key;
-  std::mt19937 random(static_cast<unsigned>(n * 31 + k));
-  std::normal_distribution<float> normal;
-  const std::int64_t size = e == Element::f32 ? 4 : 2, out_size = y_is_f32 ? 4 : size;
-  const Scratch x(kChosenFor * k * size), w(n * k * size), wide(std::max(n, kChosenFor) * k * 4),
-      whole(kChosenFor * n * out_size), part(kChosenFor * n * out_size);
-  auto fill = [&](const Scratch& to, std::int64_t count) {
-    // One random line, shifted from row to row, is random enough and quick to make.
-    std::vector<float> values(static_cast<std::size_t>(count));
-    std::vector<float> pool(65521);
-    for (float& v : pool) v = normal(random);
+// Random values of one product's operands, and results side by side.
+class Trial {
+ public:
+  explicit Trial(const Key& key)
+      : key_(key),
+        random_(static_cast<unsigned>(n() * 31 + k())),
+        x_(kChosenFor * k() * size()),
+        w_(n() * k() * size()),
+        y_(kChosenFor * n() * out_size()) {
+    fill(x_, kChosenFor * k());
+    fill(w_, n() * k());
+  }
+  std::int64_t n() const { return std::get<2>(key_); }
+  std::int64_t k() const { return std::get<3>(key_); }
+  std::int64_t out_size() const { return std::get<1>(key_) ? 4 : size(); }
+  // The bytes of y[rows, columns] with the first so many columns alone.
+  std::vector<char> run_alone(const cublasLtMatmulAlgo_t& algorithm, std::int64_t rows,
+                              std::int64_t columns) const {
+    Key key = key_;
+    std::get<2>(key) = columns;
+    run(key, algorithm, x_.as<void>(), w_.as<void>(), y_.as<void>(), false, rows);
+    std::vector<char> bytes(static_cast<std::size_t>(rows * columns * out_size()));
+    CHECK_CUDA(cudaMemcpyAsync(bytes.data(), y_.as<void>(), bytes.size(), cudaMemcpyDeviceToHost,
+                               stream()));
+    CHECK_CUDA(cudaStreamSynchronize(stream()));
+    return bytes;
+  }
+
+ private:
+  Element element() const { return std::get<0>(key_); }
+  std::int64_t size() const { return element() == Element::f32 ? 4 : 2; }
+  // One random line, shifted from row to row, is random enough and quick to make.
+  void fill(const Scratch& to, std::int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(static_cast<std::size_t>(count)), pool(65521);
+    for (float& v : pool) v = normal(random_);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = pool[i % pool.size()];
+    const Scratch wide(count * 4);
     CHECK_CUDA(cudaMemcpyAsync(wide.as<void>(), values.data(), values.size() * 4,
                                cudaMemcpyHostToDevice, stream()));
-    if (e == Element::f32)
+    if (element() == Element::f32)
       copy_f32(wide.as<float>(), to.as<float>(), count);
     else
       to_bf16(wide.as<float>(), to.as<bf16>(), count);
     CHECK_CUDA(cudaStreamSynchronize(stream()));
-  };
-  fill(x, kChosenFor * k);
-  fill(w, n * k);
-  run(key, algorithm, x.as<void>(), w.as<void>(), whole.as<void>(), false, kChosenFor);
-  std::vector<char> want(static_cast<std::size_t>(kChosenFor * n * out_size)), got(want.size());
-  auto read = [&](std::vector<char>& to, const Scratch& from, std::int64_t rows) {
-    CHECK_CUDA(cudaMemcpyAsync(to.data(), from.as<void>(),
-                               static_cast<std::size_t>(rows * n * out_size),
-                               cudaMemcpyDeviceToHost, stream()));
-    CHECK_CUDA(cudaStreamSynchronize(stream()));
-  };
-  read(want, whole, kChosenFor);
+  }
+
+  Key key_;
+  std::mt19937 random_;
+  Scratch x_, w_, y_;
+};
+
+// Error unless each number of rows gives the first rows of kChosenFor, bit for bit.
+void prove_rows(const Key& key, const cublasLtMatmulAlgo_t& algorithm) {
+  const Trial trial(key);
+  const auto want = trial.run_alone(algorithm, kChosenFor, trial.n());
   for (const std::int64_t rows : {1, 7, 64, 300}) {
-    run(key, algorithm, x.as<void>(), w.as<void>(), part.as<void>(), false, rows);
-    read(got, part, rows);
-    if (!std::equal(got.begin(), got.begin() + rows * n * out_size, want.begin()))
+    const auto got = trial.run_alone(algorithm, rows, trial.n());
+    if (!std::equal(got.begin(), got.end(), want.begin()))
       throw std::runtime_error("--true-on-policy-mode: the product " + name_of(key) + " of " +
                                std::to_string(rows) + " rows is not that of " +
                                std::to_string(kChosenFor) + " rows, bit for bit, on this GPU");
   }
 }
 
+// Error unless the first `columns` of the result are the same alone.
+void prove_cut(const Key& key, const cublasLtMatmulAlgo_t& algorithm, std::int64_t columns) {
+  constexpr std::int64_t kRows = 64;
+  const Trial trial(key);
+  const auto want = trial.run_alone(algorithm, kRows, trial.n());
+  const auto got = trial.run_alone(algorithm, kRows, columns);
+  const auto row = static_cast<std::ptrdiff_t>(columns * trial.out_size()),
+             whole = static_cast<std::ptrdiff_t>(trial.n() * trial.out_size());
+  for (std::ptrdiff_t r = 0; r < kRows; ++r)
+    if (!std::equal(got.begin() + r * row, got.begin() + (r + 1) * row, want.begin() + r * whole))
+      throw std::runtime_error("--true-on-policy-mode: " + std::to_string(columns) +
+                               " columns of the product " + name_of(key) +
+                               " are not the same alone, bit for bit, on this GPU; give an engine "
+                               "one rank");
+}
+
 }  // namespace
 
 void pinned_linear(Element e, const void* x, const void* w, void* y, bool y_is_f32, bool add,
-                   std::int64_t rows, std::int64_t n, std::int64_t k) {
+                   std::int64_t rows, std::int64_t n, std::int64_t k, std::int64_t whole_n) {
   static std::map<Key, cublasLtMatmulAlgo_t> algorithms;
+  static std::set<std::pair<Key, std::int64_t>> proven_cuts;
   if (rows == 0) return;
-  const Key key{e, y_is_f32 || e == Element::f32, n, k};
-  auto found = algorithms.find(key);
+  const Key whole{e, y_is_f32 || e == Element::f32, whole_n, k};
+  auto found = algorithms.find(whole);
   if (found == algorithms.end()) {
-    const cublasLtMatmulAlgo_t algorithm = choose(key);
-    prove(key, algorithm);
-    found = algorithms.emplace(key, algorithm).first;
+    const cublasLtMatmulAlgo_t algorithm = choose(whole);
+    prove_rows(whole, algorithm);
+    found = algorithms.emplace(whole, algorithm).first;
   }
+  if (n != whole_n && !proven_cuts.contains({whole, n})) {
+    prove_cut(whole, found->second, n);
+    proven_cuts.emplace(whole, n);
+  }
+  Key key = whole;
+  std::get<2>(key) = n;
   run(key, found->second, x, w, y, add, rows);
 }
 

@@ -238,7 +238,8 @@ class Placement(unittest.TestCase):
                      "--no-true-on-policy-mode"],
                  "num_attention_heads 4 cannot be shared evenly by them; 1, 2, 4 fit"),
                 (1, SPLIT + ["--num-gpus-per-node", "1"], "2 ranks wanted")]:
-            ranks = 1 + int(flags[1]) if "--rollout-num-gpus-per-engine" in flags and code == 1 else 0
+            given = {"--rollout-num-gpus": flags[1:2], "--rollout-num-gpus-of-engines": flags[1:3]}
+            ranks = 1 + sum(map(int, given.get(flags[0], []))) if code == 1 else 0
             if DEVICE == "cuda" and ranks > NUM_GPUS:  # told first, since no width helps there
                 part = f"{ranks} ranks wanted (1 trainer, {ranks - 1} engine), {NUM_GPUS} GPUs there"
                 flags = [*flags, "--num-gpus-per-node", "16"]  # a promise that the machine does not keep

@@ -196,10 +196,13 @@ class Placement(unittest.TestCase):
                 ("kill-engine", SPLIT, 1),
                 ("kill-follower", ["--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2"], 2),
                 ("kill-follower-colocated", ["--colocate", "--actor-num-gpus-per-node", "2",
-                                             "--rollout-num-gpus-per-engine", "2"], 1)]:
+                                             "--rollout-num-gpus-per-engine", "2"], 1),
+                ("kill-shard", [*SHARDED, "--actor-num-gpus-per-node", "3", "--rollout-num-gpus", "1"], 1)]:
             if name == "kill-follower" and DEVICE == "cuda" and NUM_GPUS < 3:
                 print(f"{name}: not run: {NUM_GPUS} GPUs")
                 continue
+            if name == "kill-shard" and DEVICE == "cuda":
+                continue  # trainers on GPUs hold all compute weights
             with self.subTest(name), open(self.folder / f"{name}.out", "w") as log:
                 driver = subprocess.Popen(
                     [str(x) for x in self.command(name, flags, rollouts=2000)], stdout=log, stderr=log,

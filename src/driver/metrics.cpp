@@ -79,6 +79,9 @@ const Declarations& train_declarations() {
       {"perf/train_time", Reduction::max, "seconds of the train call"},
       {"perf/actor_train_time", Reduction::max, "seconds of forward and backward"},
       {"perf/log_probs_time", Reduction::max, "seconds of the forward-only pass"},
+      {"perf/gather_wait_time", Reduction::max,
+       "seconds in which the trainer had nothing to do but wait for sharded weights "
+       "(--fsdp-reshard-after-forward)"},
       {"perf/ref_log_probs_time", Reduction::max, "seconds of the reference's forward"},
       {"perf/optimizer_time", Reduction::max, "seconds of gradient sum, clipping and AdamW"},
       {"perf/actor_train_tok_per_s", Reduction::mean, "rows of the packed forward a second"},
@@ -199,6 +202,7 @@ void add_train_metrics(Row& row, const TrainResult& result, double seconds, bool
   row.add("perf/train_time", seconds);
   row.add("perf/actor_train_time", result.forward_backward_seconds);
   row.add("perf/log_probs_time", result.log_probs_seconds);
+  if (result.gather_wait_seconds > 0) row.add("perf/gather_wait_time", result.gather_wait_seconds);
   if (result.reference_seconds > 0) row.add("perf/ref_log_probs_time", result.reference_seconds);
   row.add("perf/optimizer_time", result.optimizer_seconds);
   row.add("perf/actor_train_tok_per_s", forward_tokens / result.forward_backward_seconds);

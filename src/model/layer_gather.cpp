@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "ops/kernels/kernels.h"
 
 namespace tandem {
@@ -77,6 +78,12 @@ std::future<void> LayerGather::start(const Unit& unit) {
   return done;
 }
 
+void LayerGather::wait_for(std::future<void>& done) {
+  const double start = monotonic_seconds();
+  done.get();
+  wait_seconds_ += monotonic_seconds() - start;
+}
+
 void LayerGather::begin(const std::vector<std::vector<std::int64_t>>& passes) {
   TD_CHECK(visit_ + 1 == std::ssize(visits_) && pass_ == pass_ends_.size(),
            "sharded weights: {} of {} passes over the layers were made before the next ones begin",
@@ -84,7 +91,7 @@ void LayerGather::begin(const std::vector<std::vector<std::int64_t>>& passes) {
   if (arena_.version() != shard_.version()) {
     std::vector<std::future<void>> parts;
     for (const Unit& unit : rest_) parts.push_back(start(unit));
-    for (auto& part : parts) part.get();
+    for (auto& part : parts) wait_for(part);
     std::ranges::fill(held_, -1);
     arena_.set_version(shard_.version());
   }
@@ -120,7 +127,7 @@ void LayerGather::advance() {
   for (; started_ < gathers_.size() && gathers_[started_].after < visit_; ++started_)
     gathers_[started_].done = start(layers_[static_cast<std::size_t>(gathers_[started_].layer)]);
   const std::int64_t gather = visits_[static_cast<std::size_t>(visit_)].gather;
-  if (gather >= 0) gathers_[static_cast<std::size_t>(gather)].done.get();
+  if (gather >= 0) wait_for(gathers_[static_cast<std::size_t>(gather)].done);
 }
 
 void LayerGather::need(std::int64_t layer) {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <utility>
 #include <vector>
 
 #include "base/work_thread.h"
@@ -42,6 +43,8 @@ class LayerGather {
   void need(std::int64_t layer);
   // The rest of the present pass without computing. Once for each pass.
   void end_pass();
+  // Seconds that this rank waited for weights, in begin and need, since the last call.
+  double take_wait_seconds() { return std::exchange(wait_seconds_, 0.0); }
 
  private:
   // Consecutive bytes of the arena that one rank owns, padding between storages included.
@@ -69,6 +72,7 @@ class LayerGather {
   void add(Unit& unit, const ArenaStorage& slot, const ArenaStorage& whole);
   void fetch(const Unit& unit);
   std::future<void> start(const Unit& unit);
+  void wait_for(std::future<void>& done);
   void advance();
 
   const Arena& shard_;
@@ -84,6 +88,7 @@ class LayerGather {
   std::vector<Gather> gathers_;
   std::int64_t visit_ = -1;
   std::size_t pass_ = 0, started_ = 0;
+  double wait_seconds_ = 0;
   WorkThread thread_;  // last: its jobs read the rest
 };
 

@@ -21,6 +21,7 @@ TrainResult slowest(const std::vector<TrainResult>& results) {
   for (const TrainResult& r : results) {
     out.forward_backward_seconds =
         std::max(out.forward_backward_seconds, r.forward_backward_seconds);
+    out.gather_wait_seconds = std::max(out.gather_wait_seconds, r.gather_wait_seconds);
     out.optimizer_seconds = std::max(out.optimizer_seconds, r.optimizer_seconds);
     out.log_probs_seconds = std::max(out.log_probs_seconds, r.log_probs_seconds);
     out.reference_seconds = std::max(out.reference_seconds, r.reference_seconds);

@@ -303,6 +303,8 @@ TrainResult FsdpTrainer::train(const TrainBatch& batch, std::int64_t total_steps
                           .last = result.steps.size() + 1 == steps.size()};
     result.steps.push_back(train_step(input, total_steps, result));
   }
+  for (const std::optional<RoleWeights>& role : {std::optional(weights_), reference_weights_})
+    if (role && role->layers) result.gather_wait_seconds += role->layers->take_wait_seconds();
   return result;
 }
 

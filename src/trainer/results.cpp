@@ -29,6 +29,7 @@ void walk_result(R& r, V&& visit) {
   visit("optimizer_seconds", r.optimizer_seconds);
   visit("log_probs_seconds", r.log_probs_seconds);
   visit("reference_seconds", r.reference_seconds);
+  visit("gather_wait_seconds", r.gather_wait_seconds);
 }
 
 // JSON has no NaN: null stands for every number that is not finite.

@@ -42,6 +42,7 @@ struct TrainResult {
   std::map<std::string, double, std::less<>> rollout_means;
   double forward_backward_seconds = 0, optimizer_seconds = 0, log_probs_seconds = 0;
   double reference_seconds = 0;
+  double gather_wait_seconds = 0;  // for sharded weights, that no computing hid
 };
 
 Json to_json(const TrainResult& result);

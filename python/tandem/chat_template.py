@@ -101,8 +101,27 @@ def find_templates(folder: Path, config: dict) -> dict[str, str]:
     return dict(found) if isinstance(found, dict) else {}
 
 
+def _text_of_parts(content: list, where: str) -> str:
+    """The texts of OpenAI's content parts, joined by a space as SGLang joins them."""
+    texts = []
+    for i, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            found = f"type {kind!r}" if isinstance(part, dict) else f"{type(part).__name__} {part!r}"
+            raise ValueError(f"{where}[{i}]: {found} found, only parts of type 'text' can be read by a text model")
+        texts.append(part["text"])
+    return " ".join(texts)
+
+
 class ChatTemplates:
-    """The templates of one model folder, or one file that stands for all of them."""
+    """The templates of one model folder, or one file that stands for all of them.
+
+    Content may be a list of text parts (OpenAI's form). A template written for such lists gets them as
+    they are; to any other they are joined to one string.
+    """
 
     def __init__(self, folder: Path, config: dict, variables: dict[str, Any], override: Path | None = None):
         self._folder = folder
@@ -113,6 +132,7 @@ class ChatTemplates:
             self._sources = find_templates(folder, config)
         self._environment = make_environment()
         self._compiled: dict[str, Any] = {}
+        self._reads_parts: dict[str, bool] = {}
 
     def names(self) -> list[str]:
         return sorted(self._sources)
@@ -129,11 +149,41 @@ class ChatTemplates:
             )
         raise ValueError(f"{self._folder}: no template named 'default' among {self.names()}; give --chat-template-path")
 
+    def _takes_parts(self, name: str, variables: dict) -> bool:
+        """Whether the template writes a part's text, and not the list that holds it."""
+        if name not in self._reads_parts:
+            part = {"type": "text", "text": "the words", "key of no template": 0}
+            probe = [{"role": "user", "content": [part]}]
+            try:
+                text = self._compiled[name].render(messages=probe, tools=None, add_generation_prompt=False, **variables)
+            except Exception:  # whatever a template does with what it was not written for
+                text = ""
+            self._reads_parts[name] = "the words" in text and "key of no template" not in text
+        return self._reads_parts[name]
+
+    def _readable(self, messages: list, name: str, variables: dict) -> list:
+        """The messages with content that the template can read; the others stay the very objects."""
+        readable = []
+        for i, message in enumerate(messages):
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, list) and not self._takes_parts(name, variables):
+                message = {**message, "content": _text_of_parts(content, f"messages[{i}].content")}
+            readable.append(message)
+        return readable
+
     def render(self, messages: list, tools: list | None, add_generation_prompt: bool, kwargs: dict) -> str:
         name = self._choose(tools)
         if name not in self._compiled:
             self._compiled[name] = self._environment.from_string(self._sources[name])
         variables = {**self._variables, "documents": None, **kwargs}
-        return self._compiled[name].render(
-            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
-        )
+        given = self._readable(messages, name, variables)
+        try:
+            return self._compiled[name].render(
+                messages=given, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+            )
+        except TypeError as error:  # most templates add contents to text
+            for i, message in enumerate(given):
+                if not isinstance(message.get("content"), str):
+                    raise TypeError(f"messages[{i}].content is {message.get('content')!r}, wanted a string or a list "
+                                    f"of text parts ({error})") from error
+            raise

@@ -10,7 +10,8 @@ The first request loads, every later one calls:
 A synchronous function runs one call at a time, in the order of arrival. Calls of an asynchronous one
 run side by side, each under its time-out, and answer in the order in which they end. What a function
 raises is that call's error and nothing else's: the process goes on. A call that never returns, a
-crash or memory above the limit ends the process; who started it knows which calls were open.
+crash or memory above the limit ends the process; who started it knows which calls were open. A frame
+{"notice": text} between replies is for the user's eyes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import operator
 import resource
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable
@@ -33,6 +35,9 @@ from tandem import pipe, samples
 
 
 LARGEST_REWARD = 1e150  # beyond, the squares of a group's spread are not finite
+TICK_SECONDS = 0.1
+BLOCKED_SECONDS = 2.0  # of one block that is told
+
 
 
 def load_function(path: str) -> Callable:
@@ -294,6 +299,8 @@ class Server:
         self._reader, self._writer = pipe.take_standard_streams()
         self._kind: Any = None
         self._timeout = math.inf
+        self._blocked = 0.0  # seconds for which the event loop stood still
+        self._begun: dict[asyncio.Task, float] = {}  # asynchronous calls: monotonic time less blocked time
 
     def _send(self, reply: dict) -> None:
         """What has no form in JSON and UTF-8 becomes the call's error."""
@@ -311,19 +318,43 @@ class Server:
         except BaseException as error:  # SystemExit of a module at import is a fault as well
             self._send({"error": fault_text(error)})
             return
-        self._send({"is_async": is_async(self._kind.function)})
+        asynchronous = is_async(self._kind.function)
+        self._send({"is_async": asynchronous})
+        if asynchronous:
+            self._watch = asyncio.get_running_loop().create_task(self._watch_calls())
+
+    async def _watch_calls(self) -> None:
+        """Ends asynchronous calls whose time is over; the time for which others blocked the event loop (as
+        time.sleep or requests do) does not count, and is told once."""
+        told = False
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+            late = time.monotonic() - before - TICK_SECONDS
+            self._blocked += max(late, 0.0)
+            now = time.monotonic() - self._blocked
+            for call, begun in list(self._begun.items()):
+                if now - begun > self._timeout:
+                    call.cancel()
+            if late >= BLOCKED_SECONDS and not told:
+                told = True
+                self._send({"notice": f"the function is 'async def' but blocked its event loop for {late:.1f} s, so that "
+                                      "the other calls of its process waited; await what takes time, or make it a plain "
+                                      "function, whose calls get processes of their own"})
 
     async def _run(self, request: dict) -> None:
+        call, begun = asyncio.current_task(), math.inf
         try:
             result = self._kind.call(request)
             if inspect.isawaitable(result):
-                result = await asyncio.wait_for(result, self._timeout)
+                self._begun[call] = begun = time.monotonic() - self._blocked
+                result = await result
             reply = {"id": request["id"], "value": self._kind.value(request, result)}
-        except asyncio.TimeoutError:
-            reply = {"id": request["id"], "error": f"no result within {self._timeout:g} s"}
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            reply = {"id": request["id"], "error": fault_text(error)}
-        self._send(reply)
+            over = time.monotonic() - self._blocked - begun >= self._timeout
+            reply = {"id": request["id"], "error": f"no result within {self._timeout:g} s" if over else fault_text(error)}
+        self._begun.pop(call, None)
+        self._send(reply)  # from the call's own task: one that blocks next cannot hold it back
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()

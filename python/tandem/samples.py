@@ -25,7 +25,7 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     response: str = ""
     response_length: int = 0
-    label: str | None = None
+    label: Any = None  # as the prompt file has it
     reward: Any = None
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)

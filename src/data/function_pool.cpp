@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -97,6 +98,11 @@ void FunctionPool::submit(std::uint64_t id, const std::string& fields) {
   ++open_;
 }
 
+double FunctionPool::call_deadline() const {
+  return monotonic_seconds() + options_.call_timeout_seconds +
+         (is_async_ ? kAsyncGraceSeconds : 0.0);
+}
+
 // Waiting calls into the processes that have room.
 void FunctionPool::feed() {
   for (Worker& worker : workers_) {
@@ -109,8 +115,7 @@ void FunctionPool::feed() {
       Call call = std::move(waiting_.front());
       waiting_.pop_front();
       worker.alone = retried;
-      call.deadline = monotonic_seconds() + options_.call_timeout_seconds +
-                      (is_async_ ? kAsyncGraceSeconds : 0.0);
+      call.deadline = call_deadline();
       const PipeState state = worker.pipe->write(call.request, Deadline::after(kWriteSeconds));
       worker.running.push_back(std::move(call));
       if (state != PipeState::ok) break;  // read_all sees the closed pipe or the deadline passes
@@ -152,12 +157,21 @@ void FunctionPool::read_all(std::vector<FunctionResult>& results) {
         break;
       }
       Json reply = parse_json(frame.payload, options_.name);
+      if (const auto notice = reply.find("notice"); notice != reply.end()) {
+        if (!std::exchange(gave_notice_, true))
+          TD_LOG(warn, "{}: {}", options_.name, notice->get<std::string>());
+        continue;
+      }
       const auto id = require<std::uint64_t>(reply, "id", options_.name);
       const auto call = std::find_if(worker.running.begin(), worker.running.end(),
                                      [&](const Call& c) { return c.id == id; });
       if (call == worker.running.end()) continue;
       worker.running.erase(call);
       worker.alone = false;
+      // The process is alive and holds each call's own time itself; those that one blocking call
+      // kept from beginning have theirs yet.
+      if (is_async_)
+        for (Call& other : worker.running) other.deadline = call_deadline();
       --open_;
       const auto value = reply.find("value");
       results.push_back({.id = id,

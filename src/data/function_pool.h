@@ -85,12 +85,14 @@ class FunctionPool {
   void fail(Worker& worker, const std::string& why, bool hung,
             std::vector<FunctionResult>& results);
   double next_deadline() const;
+  double call_deadline() const;  // of a call that begins now
 
   FunctionOptions options_;
   std::vector<Worker> workers_;
   std::deque<Call> waiting_;
   std::size_t open_ = 0;
   bool is_async_ = false;
+  bool gave_notice_ = false;  // a process told that the function blocks
   std::int64_t num_starts_ = 0;
   int failed_starts_ = 0;  // in a row
 };

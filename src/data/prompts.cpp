@@ -121,6 +121,7 @@ std::string read_input(std::string_view value, const PromptFileOptions& options,
 }
 
 std::string read_label(std::string_view value, PromptRow& row) {
+  row.label_json = value;
   switch (json_kind(value)) {
     case JsonKind::null:
       return {};
@@ -344,7 +345,7 @@ PromptSet load_prompts(const PromptFileOptions& options, TokenizerProcess& token
       ++set.num_overlong;
     } else {
       set.prompts.push_back({row.row, std::move(result.text), std::move(row.label),
-                             std::move(row.metadata_json), std::move(result.ids)});
+                             std::move(row.label_json), std::move(row.metadata_json), std::move(result.ids)});
     }
   }
   for (std::size_t i = 0; i < std::min(set.bad.size(), kLoggedBadRows); ++i) {

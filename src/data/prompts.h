@@ -45,7 +45,8 @@ struct PromptRow {
   std::string text;           // a string prompt
   std::string messages_json;  // a conversation; empty: text is used
   std::string tools_json;     // empty: none
-  std::string label;
+  std::string label;               // as text
+  std::string label_json = "null";  // as it stands in the file
   std::string metadata_json = "{}";
 };
 

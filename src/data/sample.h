@@ -70,6 +70,7 @@ struct Prompt {
   std::uint64_t row = 0;  // 0-based row in the file
   std::string text;       // the templated prompt
   std::string label;      // digits unchanged, whatever the JSON type
+  std::string label_json = "null";  // as the file has it: what users' functions get
   std::string metadata_json = "{}";
   std::vector<TokenId> ids;
 };

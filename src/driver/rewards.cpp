@@ -53,7 +53,6 @@ std::string function_sample(const Sample& sample, const Prompt& prompt, bool wit
       {"tokens", sample.tokens},
       {"response", sample.response},
       {"response_length", sample.response_length},
-      {"label", sample.label},
       // None until there is a response: generate functions give it or leave it.
       {"loss_mask", sample.status == SampleStatus::pending ? Json() : Json(sample.loss_mask)},
       {"status", sample_status_name(sample.status)}};
@@ -62,7 +61,8 @@ std::string function_sample(const Sample& sample, const Prompt& prompt, bool wit
         sample.reward_parts.empty() ? Json(sample.reward) : Json(sample.reward_parts);
   std::string text = dump_json(fields);
   text.pop_back();
-  return fmt::format(R"({},"metadata":{}}})", text, prompt.metadata_json);
+  return fmt::format(R"({},"label":{},"metadata":{}}})", text, prompt.label_json,
+                     prompt.metadata_json);
 }
 
 RewardMaker::RewardMaker(const Config& config) : by_group_(config.reward.group_rm) {

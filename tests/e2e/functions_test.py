@@ -47,7 +47,8 @@ def huge(args, sample):
 async def digits(args, sample):
     wanted = {"id": 10254939386542155531, "text": "\u00e9", "list": [9007199254740993]}
     tools = '[{"z": 72057594038135102, "a": 1}]'
-    return float(sample.label == "72057594038135102" and sample.metadata == wanted
+    labels = [72057594038135102, "72057594038135102", {"ground_truth": ["7", 7.5], "style": None}]
+    return float(sample.label == labels[sample.group_index % 3] and sample.metadata == wanted
                  and tools in sample.prompt and "two  spaces" in sample.prompt)
 
 def of_group(args, samples):
@@ -65,6 +66,11 @@ async def one_turn(args, sample, sampling_params):
     sample.response, sample.response_length = output["text"], len(items)
     sample.rollout_log_probs = [item[0] for item in items]
     sample.update_from_meta_info(args, output["meta_info"])
+    return sample
+
+async def another_model(args, sample, sampling_params):
+    sample = await one_turn(args, sample, sampling_params)
+    sample.rollout_log_probs = [value - 0.25 for value in sample.rollout_log_probs]
     return sample
 
 async def sometimes(args, sample, sampling_params):
@@ -132,16 +138,18 @@ class Functions(TinyRun):
         (self.folder / "tools.jinja").write_text(
             "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
         rows = self.folder / "digits.jsonl"
-        rows.write_text(
-            '{"prompt": [{"role": "user", "content": "two  spaces"}], "label": 72057594038135102, "metadata": '
+        labels = ['72057594038135102', '"72057594038135102"', '{"ground_truth": ["7", 7.5], "style": null}']
+        rows.write_text("".join(
+            '{"prompt": [{"role": "user", "content": "two  spaces"}], "label": ' + label + ', "metadata": '
             '{"id": 10254939386542155531, "text": "\u00e9", "list": [9007199254740993]}, '
-            '"tools": [{"z": 72057594038135102, "a": 1}]}\n'
-            '{"prompt": [{"role": "user"\n{"label": 1}\n', encoding="utf-8")
-        flags = ("--prompt-data", rows, "--chat-template-path", self.folder / "tools.jinja", "--rollout-batch-size", "1")
+            '"tools": [{"z": 72057594038135102, "a": 1}]}\n' for label in labels)
+            + '{"prompt": [{"role": "user"\n{"label": 1}\n', encoding="utf-8")
+        flags = ("--prompt-data", rows, "--chat-template-path", self.folder / "tools.jinja", "--rollout-batch-size", "3",
+                 "--no-rollout-shuffle")
         out = self.train("strict", *flags, code=1, rm=("--custom-rm-path", "mine.digits"))
-        self.assertIn("digits.jsonl: line 2: not valid JSON", out)
+        self.assertIn("digits.jsonl: line 4: not valid JSON", out)
         out = self.train("digits", *flags, "--skip-bad-rows", rm=("--custom-rm-path", "mine.digits"))
-        for part in ("line 2 skipped", "line 3 skipped: no key 'prompt'", "1 prompts (3 rows read, 2 bad"):
+        for part in ("line 4 skipped", "line 5 skipped: no key 'prompt'", "3 prompts (5 rows read, 2 bad"):
             self.assertIn(part, out)
         self.assertEqual([row["rollout/raw_reward"] for row in self.rows("digits")], [1.0, 1.0])
 
@@ -184,7 +192,22 @@ class Functions(TinyRun):
         self.train("sometimes", "--custom-generate-function-path", "mine.sometimes",
                         rm=("--custom-rm-path", "mine.by_tokens"))
         self.assertEqual([row["rollout/failed_samples"] for row in self.rows("sometimes")], [4, 4])
-        self.assertIn("the environment fell over", self.rollout("sometimes", 0)[0][0]["error"])
+        texts, tensors, _ = self.rollout("sometimes", 0)
+        self.assertIn("the environment fell over", texts[0]["error"])
+        # What was not generated has no length that could shorten the means.
+        lengths = [n for n, text in zip(tensors["response_lengths"], texts) if text["status"] != "failed"]
+        self.assertEqual(len(lengths), 12)
+        row = self.rows("sometimes")[0]
+        self.assertAlmostEqual(row["rollout/response_len/mean"], sum(lengths) / 12, places=12)
+        self.assertEqual(row["rollout/response_len/min"], min(lengths))
+        out = self.run_tandem("inspect", self.folder / "sometimes/rollouts/rollout_0000000.safetensors")
+        self.assertIn(f"{sum(lengths) / 12:.1f}", out)
+
+    def test_log_probabilities_of_another_model_are_noticed(self):
+        out = self.train("other", "--custom-generate-function-path", "mine.another_model",
+                         rm=("--custom-rm-path", "mine.by_tokens"))
+        self.assertIn("log-probabilities of the rollout are up to 0.25", out)
+        self.assertIn("did not get from this engine", out)
 
     def test_filters_draw_until_the_rollout_is_full(self):
         rm = ("--custom-rm-path", "mine.by_tokens")

@@ -24,6 +24,9 @@ def act(args, sample):
         os._exit(7)
     if sample.label == "hang":
         time.sleep(600)
+    if sample.label.startswith("block"):
+        time.sleep(1.0)
+        return float(sample.label[5:])
     if sample.label == "once" and not os.path.exists("crashed"):
         open("crashed", "w").close()
         os._exit(9)
@@ -34,6 +37,10 @@ def act(args, sample):
 async def act_async(args, sample):
     await asyncio.sleep(0.01)
     return act(args, sample)
+
+async def wait_async(args, sample):
+    await asyncio.sleep(float(sample.label))
+    return float(sample.label)
 )";
 
 class Pool : public testing::Test {
@@ -130,6 +137,31 @@ TEST_F(Pool, AHangEndsByItsDeadlineAlone) {
   EXPECT_EQ(out[1], "no result within 3 s");
   EXPECT_EQ(out[2], "2");
   EXPECT_EQ(out[3], "3");
+}
+
+// Eight calls of a second each, one after the other: none of them hung, whatever the time-out of one.
+TEST_F(Pool, AsyncCallsThatBlockDoNotTimeEachOtherOut) {
+  auto setup = options("act_async", 3);
+  setup.num_processes = 1;
+  FunctionPool pool(setup);
+  std::vector<std::string> labels, wanted;
+  for (int i = 0; i < 8; ++i) {
+    labels.push_back("block" + std::to_string(i));
+    wanted.push_back(std::to_string(i));
+  }
+  EXPECT_EQ(results(pool, labels), wanted);
+  EXPECT_EQ(pool.num_starts(), 1);
+}
+
+TEST_F(Pool, AnAsyncCallHasItsTimeAlone) {
+  auto setup = options("wait_async", 1);
+  setup.num_processes = 1;
+  FunctionPool pool(setup);
+  const auto out = results(pool, {"0", "60", "0.1"});
+  EXPECT_EQ(out[0], "0");
+  EXPECT_EQ(out[1], "no result within 1 s");
+  EXPECT_EQ(out[2], "0.1");
+  EXPECT_EQ(pool.num_starts(), 1);
 }
 
 TEST_F(Pool, AFunctionThatIsNotThereIsSaidAtOnce) {

@@ -114,6 +114,27 @@ class Rendering(unittest.TestCase):
             with self.subTest(template=template):
                 self.assertEqual(self.render(template, variables={"bos_token": "<s>"}, **kwargs), expected)
 
+    def test_text_parts(self):
+        """Content as a list of parts: joined for a template of strings, untouched for one of parts."""
+        parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "1 + 1?"}]
+        messages = [{"role": "user", "content": parts}]
+        whole = [{"role": "user", "content": "What is 1 + 1?"}]
+        of_parts = "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}"
+        written = "{% for m in messages %}{{ m.content }}{% endfor %}"  # would print the list itself
+        as_json = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+        self.assertEqual(self.render(CHATML, messages), self.render(CHATML, whole))
+        self.assertEqual(self.render(written, messages), "What is 1 + 1?")
+        self.assertEqual(self.render(as_json, messages), '"What is 1 + 1?"')
+        self.assertEqual(self.render(of_parts, messages), "<What is><1 + 1?>")
+        for content, fault in [
+            ([{"type": "image_url", "image_url": {"url": "x"}}], r"messages\[0\].content\[0\]: type 'image_url' found"),
+            ([7], r"messages\[0\].content\[0\]: int 7 found"),
+            (3, r"messages\[0\].content is 3, wanted a string or a list of text parts"),
+            (None, r"messages\[0\].content is None, wanted a string or a list of text parts"),
+        ]:
+            with self.subTest(content=content), self.assertRaisesRegex((TypeError, ValueError), fault):
+                self.render(CHATML, [{"role": "user", "content": content}])
+
     def test_refusals(self):
         for template, kind in [
             ("{{ raise_exception('roles must alternate') }}", "TemplateError"),

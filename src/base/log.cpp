@@ -13,24 +13,28 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/text.h"
 
 namespace tandem {
 namespace {
 
 constexpr const char* kBareLogger = "line";
 
-// Messages of the bare logger as they are, all others by a pattern.
+// Messages of the bare logger alone, all others by a pattern; nothing in them that a terminal obeys.
 class LineFormatter : public spdlog::formatter {
  public:
   explicit LineFormatter(std::string pattern) : pattern_(pattern), inner_(std::move(pattern)) {}
 
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const std::string text = printable({message.payload.data(), message.payload.size()});
     if (message.logger_name == kBareLogger) {
-      out.append(message.payload.begin(), message.payload.end());
+      out.append(text.data(), text.data() + text.size());
       out.push_back('\n');
-    } else {
-      inner_.format(message, out);
+      return;
     }
+    spdlog::details::log_msg shown = message;
+    shown.payload = text;
+    inner_.format(shown, out);
   }
 
   std::unique_ptr<spdlog::formatter> clone() const override {

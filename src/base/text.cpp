@@ -3,10 +3,32 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
 namespace tandem {
+namespace {
+
+// Bytes of the well-formed UTF-8 character that `text` begins with; 0 if it begins with none (Unicode
+// 15.0, table 3-7).
+std::size_t utf8_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const std::size_t size = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+  if (size == 0 || text.size() < size) return 0;
+  const unsigned char least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned char most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (byte(1) < least || byte(1) > most) return 0;
+  for (std::size_t i = 2; i < size; ++i)
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  return size;
+}
+
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }
+
+}  // namespace
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
@@ -54,6 +76,25 @@ std::string_view last_lines(std::string_view text, std::size_t count) {
   return text.substr(begin + 1);
 }
 
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const char c = text.front();
+    const std::size_t size = utf8_character(text);
+    const bool c1 = size == 2 && c == '\xC2' && static_cast<unsigned char>(text[1]) < 0xA0;
+    if (size > 0 && !c1 && (!is_control(c) || c == '\n' || c == '\t')) {
+      out += text.substr(0, size);
+      text.remove_prefix(size);
+      continue;
+    }
+    for (std::size_t i = 0; i < std::max<std::size_t>(size, 1); ++i)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+    text.remove_prefix(std::max<std::size_t>(size, 1));
+  }
+  return out;
+}
+
 std::string one_line(std::string_view text, std::size_t max_bytes) {
   bool cut = false;
   if (text.size() > max_bytes) {
@@ -63,9 +104,8 @@ std::string one_line(std::string_view text, std::size_t max_bytes) {
     cut = true;
   }
   std::string line(text);
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
-  }
+  std::ranges::replace_if(line, is_control, ' ');
+  line = printable(line);
   if (cut) line += "…";
   return line;
 }

@@ -26,8 +26,13 @@ std::optional<double> parse_double(std::string_view text);
 // The last `count` lines of `text` (a final newline ends the last line, it does not start another).
 std::string_view last_lines(std::string_view text, std::size_t count);
 
-// At most `max_bytes` bytes, cut at a UTF-8 border, with "…" where something was cut; control
-// characters and newlines are shown as a space. For one-line display of samples and bodies.
+// What a terminal may be given: control characters but newline and tab, and bytes that are not UTF-8,
+// as \xNN. Messages quote names and values that a user, a file or a peer chose.
+std::string printable(std::string_view text);
+
+// At most `max_bytes` bytes of it, cut at a UTF-8 border, with "…" where something was cut; control
+// characters and newlines are shown as a space, the rest as printable does. For one-line display of
+// samples and bodies.
 std::string one_line(std::string_view text, std::size_t max_bytes);
 
 // "512 B", "1.5 KiB", "12.0 MiB", "3.2 GiB".

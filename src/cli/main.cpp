@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include "base/check.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "cli/commands.h"
 
 namespace {
@@ -61,7 +62,7 @@ int dispatch(const std::string& command, const std::vector<std::string>& words) 
     return 0;
   }
   const bool help = command == "help" || command == "--help" || command == "-h";
-  if (!help) fmt::print(stderr, "tandem: no command is called '{}'\n\n", command);
+  if (!help) fmt::print(stderr, "tandem: no command is called '{}'\n\n", printable(command));
   fmt::print(help ? stdout : stderr, "{}", kUsage);
   return help ? 0 : 2;
 }
@@ -87,7 +88,7 @@ int main(int argc, char** argv) {
   try {
     return finish_output(words.front(), dispatch(words.front(), {words.begin() + 1, words.end()}));
   } catch (const tandem::UsageError& e) {
-    fmt::print(stderr, "tandem {}: {}\n", words.front(), e.what());
+    fmt::print(stderr, "tandem {}: {}\n", words.front(), tandem::printable(e.what()));
     return 2;
   } catch (const std::exception& e) {
     const auto* of_system = dynamic_cast<const std::system_error*>(&e);  // of fmt, names no file
@@ -95,7 +96,7 @@ int main(int argc, char** argv) {
       fmt::print(stderr, "tandem {}: standard output: {}\n", words.front(),
                  of_system->code().message());
     else
-      fmt::print(stderr, "tandem {}: {}\n", words.front(), e.what());
+      fmt::print(stderr, "tandem {}: {}\n", words.front(), tandem::printable(e.what()));
     return 1;
   }
 }

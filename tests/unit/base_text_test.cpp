@@ -76,6 +76,25 @@ TEST(Text, CutsLinesAndCharactersWhole) {
   EXPECT_EQ(one_line("aé", 3), "aé");
 }
 
+TEST(Text, GivesATerminalNothingToObey) {
+  EXPECT_EQ(printable("plain\tand\nlines é € 😀"), "plain\tand\nlines é € 😀");
+  const std::pair<std::string_view, const char*> cases[] = {
+      {"\x1b[31mred", "\\x1b[31mred"},
+      {std::string_view("a\0b\x7f", 4), "a\\x00b\\x7f"},
+      {"\xff\xfe", "\\xff\\xfe"},
+      {"\xc2\x9b"
+       "2J",
+       "\\xc2\\x9b2J"},                                  // CSI in one character
+      {"\xc0\xaf", "\\xc0\\xaf"},                      // overlong '/'
+      {"\xe0\x80\x80", "\\xe0\\x80\\x80"},            // overlong in three
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},            // a surrogate
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // above U+10FFFF
+      {"a\xe2\x82", "a\\xe2\\x82"},                    // cut off
+  };
+  for (const auto& [text, shown] : cases) EXPECT_EQ(printable(text), shown);
+  EXPECT_EQ(one_line("a\x1b[1m\xff", 80), "a [1m\\xff");
+}
+
 TEST(Text, ShowsQuantities) {
   EXPECT_EQ(human_bytes(512), "512 B");
   EXPECT_EQ(human_bytes(1536), "1.5 KiB");

@@ -49,7 +49,7 @@ void inspect_rollout(const std::string& path) {
   std::map<std::uint64_t, std::int64_t> groups;
   std::map<std::string_view, std::int64_t> states;
   std::map<std::int64_t, std::int64_t> versions;
-  std::int64_t prompt = 0, response = 0, longest = 0, trained = 0, rewarded = 0;
+  std::int64_t prompt = 0, response = 0, longest = 0, trained = 0, rewarded = 0, answered = 0;
   double reward = 0, least = INFINITY, most = -INFINITY;
   for (const Sample& s : batch.samples) {
     ++groups[s.prompt_id];
@@ -59,16 +59,17 @@ void inspect_rollout(const std::string& path) {
     response += s.response_length;
     longest = std::max(longest, s.response_length);
     trained += std::count(s.loss_mask.begin(), s.loss_mask.end(), std::uint8_t{1});
-    if (s.status == SampleStatus::failed) continue;  // it has no reward
+    if (s.status == SampleStatus::failed) continue;  // no reward, and a length that means nothing
     ++rewarded;
+    answered += s.response_length;
     reward += s.reward;
     least = std::min(least, s.reward);
     most = std::max(most, s.reward);
   }
-  const auto count = static_cast<double>(std::max<std::size_t>(batch.samples.size(), 1));
+  const auto count = static_cast<double>(std::max<std::int64_t>(rewarded, 1));
   say("rollout", "{} samples of {} prompts", batch.samples.size(), groups.size());
   say("tokens", "{} of prompts, {} of answers (mean {:.1f}, longest {}), {} trained on", prompt,
-      response, static_cast<double>(response) / count, longest, trained);
+      response, static_cast<double>(answered) / count, longest, trained);
   if (rewarded > 0)
     say("reward", "mean {:.4g}, least {:.4g}, most {:.4g}", reward / static_cast<double>(rewarded),
         least, most);

@@ -288,12 +288,15 @@ void add_faults(Parsed& parsed, const std::vector<std::string>& faults) {
   }
 }
 
-void throw_faults(const std::vector<std::string>& faults) {
-  if (faults.empty()) return;
-  if (faults.size() == 1) throw Error(faults[0]);
+std::string faults_text(const std::vector<std::string>& faults) {
+  if (faults.size() == 1) return faults[0];
   std::string text = fmt::format("{} faults in the configuration:", faults.size());
   for (const std::string& fault : faults) text += "\n  " + fault;
-  throw Error(text);
+  return text;
+}
+
+void throw_faults(const std::vector<std::string>& faults) {
+  if (!faults.empty()) throw Error(faults_text(faults));
 }
 
 }  // namespace tandem

@@ -39,7 +39,9 @@ Parsed parse(std::span<const std::string> words, C& config) {
 // Adds faults to parsed.faults, but not about a flag that already has one.
 void add_faults(Parsed& parsed, const std::vector<std::string>& faults);
 
-// Throws Error with all faults, numbered, if there are any.
+// One fault alone, or how many there are and each on a line of its own.
+std::string faults_text(const std::vector<std::string>& faults);
+// Throws Error with that text if there are any.
 void throw_faults(const std::vector<std::string>& faults);
 
 // Parse, then validate and look for the files; all faults are in the result. With --help nothing is

@@ -46,7 +46,8 @@ std::vector<BadRow> without(std::vector<BadRow> all, const std::vector<BadRow>& 
 
 class DryRun {
  public:
-  DryRun(Config config, bool sound) : config_(std::move(config)), sound_(sound) {}
+  DryRun(Config config, bool sound, bool reports)
+      : config_(std::move(config)), sound_(sound), reports_(reports) {}
 
   void run();
   const std::vector<std::string>& faults() const { return faults_; }
@@ -65,7 +66,8 @@ class DryRun {
   }
   template <typename... Args>
   void say(std::string_view label, fmt::format_string<Args...> text, Args&&... args) {
-    fmt::print("  {:<14}{}\n", label, fmt::format(text, std::forward<Args>(args)...));
+    if (!reports_) return;
+    fmt::print("  {:<14}{}\n", label, printable(fmt::format(text, std::forward<Args>(args)...)));
   }
 
   void check_model();
@@ -83,6 +85,7 @@ class DryRun {
 
   Config config_;
   bool sound_;  // the flags have no faults: derived values can be trusted
+  bool reports_;
   std::vector<std::string> faults_;
   std::optional<ModelConfig> model_;
   std::optional<TokenizerProcess> tokenizer_;
@@ -317,7 +320,9 @@ void DryRun::check_folders() {
 }
 
 void DryRun::check_load() {
-  if (config_.checkpoint.load.empty()) return;
+  const std::string& load = config_.checkpoint.load;
+  if (load.empty()) return;
+  if (!fs::is_directory(load) && !loads_where_it_saves(config_)) return;  // a fault of the flags
   attempt([&] {
     const auto resume = find_resume(config_);
     check_save_folder(config_, resume);
@@ -348,11 +353,18 @@ void DryRun::run() {
 
 }  // namespace
 
+std::vector<std::string> faults_before_start(Config config, bool sound) {
+  start_log({.level = LogLevel::error});
+  DryRun run(std::move(config), sound, false);
+  run.run();
+  return run.faults();
+}
+
 int dry_run(Config config, const Parsed& parsed) {
   start_log({.level = LogLevel::error});
   fmt::print("dry run: nothing is started\n");
   for (const std::string& note : parsed.notes) fmt::print("  {}\n", note);
-  DryRun run(std::move(config), parsed.faults.empty());
+  DryRun run(std::move(config), parsed.faults.empty(), true);
   run.run();
   std::vector<std::string> faults = parsed.faults;
   faults.insert(faults.end(), run.faults().begin(), run.faults().end());
@@ -361,7 +373,7 @@ int dry_run(Config config, const Parsed& parsed) {
     return 0;
   }
   fmt::print("{} fault{}:\n", faults.size(), faults.size() == 1 ? "" : "s");
-  for (const std::string& fault : faults) fmt::print("  {}\n", fault);
+  for (const std::string& fault : faults) fmt::print("  {}\n", printable(fault));
   return parsed.faults.empty() ? 1 : 2;
 }
 

@@ -63,6 +63,7 @@ Fleet::Fleet(const Config& config, const Placement& placement) : placement_(plac
   for (const RankHandle& handle : handles) {
     addresses.push_back(handle.address);
     addresses.back().token = token;
+    addresses.back().name = fmt::format("rank {}", handle.rank);
     TD_LOG(info, "rank {}: process {} on {}, port {}", handle.rank, handle.pid, handle.host,
            handle.address.port);
   }
@@ -95,7 +96,7 @@ RankUsage Fleet::usage(Deadline deadline) {
   RankUsage usage;
   const auto bodies = http::call_all(fetcher_, usage_calls_, deadline);
   for (std::size_t r = 0; r < bodies.size(); ++r) {
-    const std::string source = usage_calls_[r].address.url("/usage");
+    const std::string source = usage_calls_[r].address.where("/usage");
     const Json json = parse_json(bodies[r], source);
     usage.most.resident_bytes =
         std::max(usage.most.resident_bytes, require<std::int64_t>(json, "resident_bytes", source));

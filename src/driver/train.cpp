@@ -30,6 +30,7 @@
 #include "data/batch.h"
 #include "driver/ahead.h"
 #include "driver/ci_test.h"
+#include "driver/dry_run.h"
 #include "driver/evaluate.h"
 #include "driver/fleet.h"
 #include "driver/interrupt.h"
@@ -84,6 +85,8 @@ class TrainLoop {
                     "on from there",
                     resume_->folder, first_, *config_.data.num_rollout));
   }
+  // Whether all checks are done: what stops a run before that is a fault of what it was given.
+  bool is_checked() const { return checked_; }
   // Appends what the ranks died of to an error that ended the run.
   std::string with_cause(const std::string& what);
   void close() {
@@ -170,6 +173,7 @@ class TrainLoop {
   std::optional<RolloutMaker> maker_;
   std::int64_t skipped_steps_ = 0;    // in a row, up to the last one
   Records records_;                   // of a run that continues
+  bool checked_ = false;              // open has come to where ranks start
   bool restoring_ = false;            // the ranks read the checkpoint
   std::int64_t first_ = 0;            // rollout of this process
   std::int64_t done_ = -1;            // last rollout whose step is whole
@@ -286,6 +290,11 @@ bool TrainLoop::open() {
   check_stop_ids(config_, model);
   check_recordings();
   size_kv_cache(model);
+  if (!config_.checkpoint.save_hf.empty()) {
+    check_hf_target(save_folder());
+    check_save_hf(config_);
+  }
+  checked_ = true;
   if (first_ > 0)
     for (const auto& line : config_changes(resume_->run.config, config_))
       TD_LOG(warn, "differs from the saved run: {}", line);
@@ -297,10 +306,6 @@ bool TrainLoop::open() {
   if (config_.logging.use_tensorboard)
     sinks_.push_back(std::make_unique<TensorBoardSink>(folder + "/tensorboard", first_));
   if (config_.logging.save_rollouts) create_folders(folder + "/rollouts");
-  if (!config_.checkpoint.save_hf.empty()) {
-    check_hf_target(save_folder());
-    check_save_hf(config_);
-  }
   fleet_.emplace(config_, placement);
   if (!config_.debug.debug_train_only) {
     std::vector<std::string> addresses;
@@ -703,7 +708,21 @@ std::string TrainLoop::with_cause(const std::string& what) {
 
 }  // namespace
 
+namespace {
+
+// The fault that stopped a run before its start, and those that would have been next.
+std::string with_other_faults(const std::string& first, const Config& given) {
+  std::string text = first;
+  for (const std::string& other : faults_before_start(given, true))
+    if (first.find(other) == first.npos && other.find(first) == other.npos)
+      text += "\nalso: " + other;
+  return text;
+}
+
+}  // namespace
+
 int run_train(Config config, const std::vector<std::string>& notes) {
+  const Config given = config;
   auto resume = find_resume(config);
   const bool continues = !config.checkpoint.load.empty() && !config.checkpoint.finetune;
   if (continues && resume && config.logging.run_dir.empty())
@@ -740,7 +759,7 @@ int run_train(Config config, const std::vector<std::string>& notes) {
       loop.say_all_done();
   } catch (const Error& e) {
     // The rank's own last words are the cause; without them only its closed socket would show.
-    throw Error(loop.with_cause(e.what()));
+    throw Error(loop.is_checked() ? loop.with_cause(e.what()) : with_other_faults(e.what(), given));
   }
   loop.close();
   return whole ? 0 : kInterruptedExitCode;

@@ -58,7 +58,7 @@ GroupResult read_group(const PromptGroup& group, const http::Call& call,
     read.error = http::describe(call, result);
     return read;
   }
-  const std::string source = call.address.url(call.path);
+  const std::string source = call.address.where(call.path);
   try {
     std::vector<SampleResult> answers =
         parse_generate_answer(parse_json(result.response.body, source), group.n, source);
@@ -124,7 +124,7 @@ void EngineClient::abort(std::uint64_t prompt_id, bool evaluation, Deadline dead
 
 std::int64_t EngineClient::weight_version(Deadline deadline) {
   const std::string path = "/get_weight_version";
-  const std::string source = address().url(path);
+  const std::string source = address().where(path);
   const Json answer = parse_json(control_.fetch(path, deadline), source);
   return parse_weight_version(require<std::string>(answer, "weight_version", source), source);
 }
@@ -140,7 +140,7 @@ bool EngineClient::generates(Deadline deadline) {
 void EngineClient::wait_healthy(Deadline deadline) {
   while (!healthy(deadline.within(5.0))) {
     TD_CHECK(!deadline.expired(), "{}: the engine did not answer within {}; see its log",
-             address().url("/health"), deadline.describe());
+             address().where("/health"), deadline.describe());
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }

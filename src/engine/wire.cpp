@@ -285,8 +285,9 @@ SampleResult read_sample(const Json& answer, const std::string& source) {
     // JSON has no NaN: null stands for it.
     TD_CHECK(!item[0].is_null(),
              "{}: the log-probability of a sampled token is not a number, since the model's logits "
-             "are not finite; lower --lr, and go on from a checkpoint before the weights ran away "
-             "(--ckpt-step)",
+             "are not finite; if `tandem selftest` says the same of --hf-checkpoint, its weights "
+             "are damaged, else they ran away in training: lower --lr and go on from a checkpoint "
+             "before that (--ckpt-step)",
              source);
     sample.log_probs.push_back(
         static_cast<float>(read_value<double>(item[0], source + ": output_token_logprobs")));

@@ -69,7 +69,7 @@ struct Connection {
 };
 
 Result failed(const Call& call, Fault fault, const std::string& text) {
-  return {{}, fault, call.address.url(call.path) + ": " + text};
+  return {{}, fault, call.address.where(call.path) + ": " + text};
 }
 
 // The result of a call whose `wait` ("connecting") ended with an error.
@@ -175,8 +175,14 @@ std::string Address::url(const std::string& path) const {
                                              : fmt::format("http://[{}]:{}{}", bare, port, path);
 }
 
+std::string Address::where(const std::string& path) const {
+  return name.empty() ? url(path) : fmt::format("{}: {}", name, path);
+}
+
 std::string describe(const Call& call, const Result& result) {
   if (!result.answered()) return result.fault_text;
+  if (!call.address.name.empty())
+    return fmt::format("{}: {}", call.address.name, error_message(result.response));
   return fmt::format("{}: answered {}: {}", call.address.url(call.path), result.response.status,
                      error_message(result.response));
 }

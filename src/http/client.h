@@ -20,8 +20,11 @@ struct Address {
   std::string host = {};  // IPv4, IPv6 (with or without brackets) or a name
   int port = 0;
   std::string token = {};  // sent as 'Authorization: Bearer …' if not empty
+  std::string name = {};   // whom a user knows there: "rank 3"
 
   std::string url(const std::string& path) const;  // "http://[::1]:8000/health"
+  // For messages: "rank 3: /health", the URL if there is no name.
+  std::string where(const std::string& path) const;
 };
 
 enum class Fault {
@@ -50,7 +53,8 @@ struct Call {
   std::string content_type = "application/json";
 };
 
-// "<url>: answered 500: <message>" or the fault; for results that are not ok().
+// "<url>: answered 500: <message>" ("rank 3: <message>" where the address has a name) or the fault;
+// for results that are not ok().
 std::string describe(const Call& call, const Result& result);
 
 // One connection, kept alive between calls. One thread at a time.

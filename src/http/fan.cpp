@@ -54,7 +54,7 @@ std::vector<std::string> call_all(Fetcher& fetcher, const std::vector<Call>& cal
   std::vector<std::string> bodies;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const std::string fault =
-        !answers->arrived[i] ? fmt::format("{}: no answer{}", calls[i].address.url(calls[i].path),
+        !answers->arrived[i] ? fmt::format("{}: no answer{}", calls[i].address.where(calls[i].path),
                                            failed ? " either" : " within " + deadline.describe())
         : !answers->results[i].ok() ? describe(calls[i], answers->results[i])
                                     : "";

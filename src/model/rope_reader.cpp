@@ -136,7 +136,9 @@ RopeConfig read_object(ConfigReader& reader, const Json& object, const std::stri
   rope.rotary_dim = read_rotary_dim(reader, &object, key, config, rules);
   if (rope.type == RopeType::standard) return rope;
   if (rope.type != RopeType::longrope) {
-    rope.factor = reader.number(object, "factor", 0.0);
+    if (!ConfigReader::find_in(object, "factor"))
+      reader.fault("{}.factor is missing; this rope_type needs it, 1 or more", key);
+    rope.factor = reader.number(object, "factor", 1.0);
     if (rope.factor < 1.0) reader.fault("{}.factor is {}, wanted 1 or more", key, rope.factor);
   }
   if (rope.type == RopeType::linear) return rope;

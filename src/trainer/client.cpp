@@ -41,14 +41,14 @@ std::vector<http::Call> TrainerClient::calls(const std::string& path, const std:
 
 Json TrainerClient::answer(const std::string& path, const std::string& body, Deadline deadline) {
   const auto bodies = http::call_all(fetcher_, calls(path, body, "application/json"), deadline);
-  return parse_json(bodies.front(), ranks_.front().url(path));
+  return parse_json(bodies.front(), ranks_.front().where(path));
 }
 
 TrainResult TrainerClient::train(
     const TrainBatch& batch, std::int64_t total_steps, Deadline deadline,
     const std::function<void(std::int64_t done, std::int64_t total)>& on_progress) {
   const std::string path = "/trainer/train?total_steps=" + std::to_string(total_steps);
-  const std::string progress_source = leader_.address().url("/trainer/progress");
+  const std::string progress_source = leader_.address().where("/trainer/progress");
   const auto bodies = http::call_all(
       fetcher_, calls(path, encode_batch(batch), "application/octet-stream"), deadline, [&] {
         const http::Result r =
@@ -60,14 +60,14 @@ TrainResult TrainerClient::train(
       });
   std::vector<TrainResult> results;
   for (std::size_t i = 0; i < bodies.size(); ++i) {
-    const std::string url = ranks_[i].url("/trainer/train");
+    const std::string url = ranks_[i].where("/trainer/train");
     results.push_back(train_result_from_json(parse_json(bodies[i], url), url));
     for (std::size_t s = 0; s < results[i].steps.size(); ++s)
       TD_CHECK(same_bits(results[i].steps[s].grad_norm, results[0].steps[s].grad_norm),
                "{}: gradient norm {} at optimizer step {}, {} at {}; the ranks' weights no longer "
                "agree",
                url, results[i].steps[s].grad_norm, s, results[0].steps[s].grad_norm,
-               ranks_.front().url(""));
+               ranks_.front().name);
   }
   return slowest(results);
 }
@@ -83,7 +83,7 @@ SavedParts TrainerClient::save(const std::string& folder, bool optimizer, Deadli
   const auto bodies = http::call_all(fetcher_, calls(path, body, "application/json"), deadline);
   SavedParts parts;
   for (std::size_t i = 0; i < bodies.size(); ++i) {
-    const std::string url = ranks_[i].url(path);
+    const std::string url = ranks_[i].where(path);
     const Json json = parse_json(bodies[i], url);
     parts.files.push_back(shard_file_from_json(require<Json>(json, "file", url), url));
     parts.optimizer_steps = require<std::int64_t>(json, "optimizer_steps", url);

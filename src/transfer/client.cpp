@@ -57,7 +57,7 @@ UpdateClient::Answers UpdateClient::call(const std::string& path, std::int64_t v
   const auto bodies = http::call_all(fetcher_, calls, deadline);
   Answers answers;
   for (std::size_t i = 0; i < bodies.size(); ++i) {
-    answers.sources.push_back(ranks_[i].url(path));
+    answers.sources.push_back(ranks_[i].where(path));
     answers.json.push_back(parse_json(bodies[i], answers.sources.back()));
   }
   return answers;

@@ -53,6 +53,13 @@ class Records(TinyRun):
         self.run_tandem(*self.flags("kept", "--num-rollout", "2", "--debug-train-only",
                                     "--load-debug-rollout-data", kept))
         self.assertEqual(self.rows("kept"), first[:2])
+        # Another number of samples is trained on, and said; a recording that is missing ends it at once.
+        out = self.run_tandem(*self.flags("more", "--num-rollout", "1", "--n-samples-per-prompt", "2",
+                                          "--load-debug-rollout-data", recorded))
+        self.assertIn("step 1: 16 recorded samples are trained on, the flags would generate 8", out)
+        out = self.run_tandem(*self.flags("short", "--num-rollout", "51", "--load-debug-rollout-data", recorded), code=1)
+        self.assertIn("recorded/50.safetensors does not exist, and --num-rollout 51 asks for", out)
+        self.assertEqual(self.lines("short"), [])
         # Generation alone: the first rollout, then the same weights again.
         self.run_tandem(*self.flags("generated", "--num-rollout", "2", "--debug-rollout-only"))
         rows = self.rows("generated")
@@ -98,6 +105,21 @@ class Records(TinyRun):
         self.run_tandem("inspect", self.folder / "nowhere", code=1)
         self.run_tandem("inspect", code=2)
 
+    def test_equal_bits_of_a_broken_model_are_no_success(self):
+        """A weight that is not a number: `selftest` would compare NaN with NaN."""
+        broken = self.folder / "not-finite"
+        shutil.copytree(self.model, broken)
+        data = bytearray((broken / "model.safetensors").read_bytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        entry = json.loads(data[8:start])["model.layers.1.mlp.down_proj.weight"]
+        size = {"F32": 4, "BF16": 2}[entry["dtype"]]
+        at = start + entry["data_offsets"][0]
+        data[at:at + size] = b"\xff" * size
+        (broken / "model.safetensors").write_bytes(data)
+        arguments = ["selftest", "--hf-checkpoint", broken, "--tokens", "2000", "--threads-per-rank", "1"]
+        out = self.run_tandem(*arguments, code=1)
+        self.assertIn("log-probabilities are not finite, so equal bits mean nothing", out)
+
     def test_a_dry_run_starts_nothing(self):
         run = self.folder / "dry"
         start = time.monotonic()
@@ -124,11 +146,20 @@ class Records(TinyRun):
                                           "--dry-run"), code=1)
         for part in ("model.safetensors", "line 2", "line 3", "holds no checkpoint", "no function 'rewarrd'", "nowhere"):
             self.assertIn(part, out)
-        # Together with faults of the flags themselves.
-        out = self.run_tandem(*self.flags("spoilt", "--hf-checkpoint", model, "--global-batch-size", "7",
-                                          "--lrr", "1", "--prompt-data", prompts, "--dry-run"), code=2)
-        for part in ("--global-batch-size", "--lrr", "model.safetensors", "line 2"):
-            self.assertIn(part, out)
+        # Together with faults of the flags themselves; the run says the same.
+        for more in (["--dry-run"], []):
+            out = self.run_tandem(*self.flags("spoilt", "--hf-checkpoint", model, "--global-batch-size", "7",
+                                              "--load", "/nowhere", "--lrr", "1", "--prompt-data", prompts, *more),
+                                  code=2)
+            for part in ("--global-batch-size", "--lrr", "model.safetensors", "line 2"):
+                self.assertIn(part, out)
+            self.assertEqual(out.count("--load"), 1, out)
+        # And a run that its own checks stop tells what would have stopped it next.
+        for flags in (["--hf-checkpoint", model], ["--rollout-stop-token-ids", "60000"]):
+            out = self.run_tandem(*self.flags("next", *flags, "--prompt-data", prompts), code=1)
+            for part in (flags[1] if flags[1] != model else "model.safetensors", "line 2", "line 3"):
+                self.assertEqual(out.count(str(part)), 1, out)
+            self.assertFalse((self.folder / "next/metrics.jsonl").exists())
 
     def test_a_dry_run_finds_what_the_run_would_find(self):
         """The same sentence from both, before a rank starts."""

@@ -117,6 +117,12 @@ class Resume(TinyRun):
         steps = [r["step"] for r in self.rows("moved") if "train/loss" in r]
         self.assertEqual(steps, list(range(STEPS + 2)))
         self.assertEqual(self.rows("moved")[:len(self.rows("unbroken"))], self.rows("unbroken"))
+        # Rows that somebody took out are not made again, and that is said.
+        path = self.folder / "moved/metrics.jsonl"
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if '"step":3,' not in line))
+        flags[flags.index("--num-rollout", flags.index("--num-rollout") + 1) + 1] = str(STEPS + 3)
+        out = self.run_tandem(*flags)
+        self.assertIn(f"has rows of {STEPS + 1} of the {STEPS + 2} steps that are done", out)
 
     def test_damage_is_named_and_only_a_flag_takes_the_older_one(self):
         self.assertEqual(self.break_after("damaged", 9), -signal.SIGKILL)

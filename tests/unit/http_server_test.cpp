@@ -469,6 +469,13 @@ TEST(Http, SaysThatNobodyListens) {
   EXPECT_EQ(result.fault, Fault::connect);
   EXPECT_EQ(result.fault_text,
             fmt::format("http://127.0.0.1:{}/health: cannot connect: Connection refused", port));
+  // An address with a name is called by it.
+  const Address named{"127.0.0.1", port, {}, "rank 3"};
+  EXPECT_EQ(Client(named).try_call("GET", "/health", "", "", soon()).fault_text,
+            "rank 3: /health: cannot connect: Connection refused");
+  Result refused;
+  refused.response = error_response(500, "no room");
+  EXPECT_EQ(describe({.address = named, .path = "/x"}, refused), "rank 3: no room");
 }
 
 TEST(Http, SeesALostServerAndConnectsAgain) {

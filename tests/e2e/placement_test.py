@@ -27,6 +27,9 @@ PLACEMENTS = {
     "colocated-double": ["--colocate", "--update-weight-double-buffer"],
     # Three trainer ranks share the eight leaves of the gradient unevenly.
     "colocated-3": ["--colocate", "--actor-num-gpus-per-node", "3"],
+    # No kernel cuts a sum by threads.
+    "colocated-2-threads": ["--colocate", "--threads-per-rank", "2"],
+    "split-1-1-3-threads": SPLIT + ["--threads-per-rank", "3"],
     "split-3-1": ["--actor-num-gpus-per-node", "3", "--rollout-num-gpus", "1"],
     # More ranks than key/value heads.
     "colocated-4-tp4": ["--colocate", "--actor-num-gpus-per-node", "4",

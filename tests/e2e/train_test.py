@@ -97,7 +97,8 @@ class Train(TinyRun):
     @unittest.skipIf(DEVICE == "cuda", "not run: on a GPU bf16 weights of 1e30 leave logits of 0")
     def test_weights_that_ran_away_end_the_run_with_the_cause(self):
         out = self.run_tandem(*self.flags("away", "--lr", "3e38", "--entropy-coef", "1"), code=1)
-        self.assertIn("logits are not finite; lower --lr", out)
+        self.assertIn("logits are not finite; if `tandem selftest` says the same", out)
+        self.assertIn("lower --lr", out)
         self.assertEqual(len(self.rows("away")), 1)
 
     def test_a_perturbed_kernel_shows_in_the_gap(self):

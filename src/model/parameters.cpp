@@ -93,10 +93,6 @@ class LayerWeights {
   std::vector<ModelWeight>& out_;
 };
 
-}  // namespace
-
-namespace {
-
 // Whether every rank holds all rows.
 bool keeps_rows(const ModelWeight& weight, ShardRule rule) {
   return weight.kind == WeightKind::vector || (weight.after_cut && rule == ShardRule::row_parallel);

@@ -3,9 +3,8 @@
 // are those of the CPU's kernel.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "gpu/gpu.h"
+#include "gpu/transfer_model.h"
 #include "transfer/update.h"
 
 namespace tandem {
@@ -13,25 +12,7 @@ namespace {
 
 // Rows and columns that do and do not fill 16 bytes.
 ModelConfig model(std::int64_t head_dim, std::int64_t hidden) {
-  ModelConfig c;
-  c.family = "llama";
-  c.vocab_size = 96;
-  c.hidden_size = hidden;
-  c.intermediate_size = 40;
-  c.num_layers = 2;
-  c.num_heads = 4;
-  c.num_kv_heads = 2;
-  c.head_dim = head_dim;
-  c.layers.resize(2);
-  c.ropes.resize(1);
-  return c;
-}
-
-std::vector<float> numbers(std::int64_t n) {
-  std::mt19937 random(3);
-  std::vector<float> flat(static_cast<std::size_t>(n));
-  for (float& v : flat) v = static_cast<float>(static_cast<int>(random() % 255) - 127) / 8;
-  return flat;
+  return transfer_model(head_dim, hidden, 40, 2);
 }
 
 // On a GPU the flat vector's elements come from there.
@@ -48,7 +29,7 @@ TEST_P(CudaUpdate, DoubleBufferedArenaHoldsTheTrainersValues) {
     const ModelConfig config = model(dim, hidden);
     const ArenaLayout layout = make_arena_layout(config, GetParam(), 0, 1, Place::cuda);
     Arena source(layout), target(layout);
-    const auto flat = numbers(layout.flat_elements);
+    const auto flat = transfer_numbers(layout.flat_elements);
     fill(source, flat);
     TransferSetup setup;
     setup.source_layouts = setup.target_layouts = {layout};

@@ -4,8 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
+#include "gpu/transfer_model.h"
 #include "gpu/two_ranks.h"
 #include "model/link.h"
 #include "transfer/local_copy.h"
@@ -16,25 +15,7 @@ namespace {
 
 // Rows that fill 16 bytes, rows that do not, and rows that end in half a word.
 ModelConfig model(std::int64_t head_dim, std::int64_t hidden) {
-  ModelConfig c;
-  c.family = "llama";
-  c.vocab_size = 96;
-  c.hidden_size = hidden;
-  c.intermediate_size = 44;
-  c.num_layers = 3;
-  c.num_heads = 4;
-  c.num_kv_heads = 2;
-  c.head_dim = head_dim;
-  c.layers.resize(3);
-  c.ropes.resize(1);
-  return c;
-}
-
-std::vector<float> numbers(std::int64_t n, int round) {
-  std::mt19937 random(static_cast<unsigned>(3 + round));
-  std::vector<float> flat(static_cast<std::size_t>(n));
-  for (float& v : flat) v = static_cast<float>(static_cast<int>(random() % 255) - 127) / 8;
-  return flat;
+  return transfer_model(head_dim, hidden, 44, 3);
 }
 
 // What an engine's arena must hold of the trainer's flat vector.
@@ -106,7 +87,7 @@ void update_twice(const Way& way, const Shape& shape, int rank, Store& store) {
   WeightUpdate update(setup, make_link_transfer(setup, way.mode), engine);
   Group both = Group::gloo(store, "both", rank, 2);
   for (int round = 0; round < 2; ++round) {
-    const auto flat = numbers(whole.flat_elements, round);
+    const auto flat = transfer_numbers(whole.flat_elements, round);
     if (rank == 0)
       for (const ArenaEntry& e : whole.entries)
         arena.write_rows(e, 0, e.rows, flat.data() + e.flat_begin);
@@ -222,7 +203,7 @@ TEST(CudaColumns, PartBesideItsTrainerHoldsItsValues) {
         const ArenaLayout part =
             make_arena_layout(config, element, r, 2, Place::cuda, ShardRule::row_parallel);
         Arena source(whole), target(part);
-        const auto flat = numbers(whole.flat_elements, r);
+        const auto flat = transfer_numbers(whole.flat_elements, r);
         for (const ArenaEntry& e : whole.entries)
           source.write_rows(e, 0, e.rows, flat.data() + e.flat_begin);
         TransferSetup setup;

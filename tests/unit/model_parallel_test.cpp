@@ -8,11 +8,11 @@
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <thread>
 
 #include "base/check.h"
 #include "model/model.h"
 #include "model/parameters.h"
+#include "unit/rank_threads.h"
 
 namespace tandem {
 namespace {
@@ -106,16 +106,11 @@ std::vector<float> logits(const ModelConfig& config, Element element, Group& gro
 // The logits of every rank of `size` over Gloo, as threads.
 std::vector<std::vector<float>> on_ranks(const ModelConfig& config, Element e, int size,
                                          ShardRule rule = ShardRule::exact) {
-  const Store server = Store::serve("127.0.0.1", 0, 30);
   std::vector<std::vector<float>> out(static_cast<std::size_t>(size));
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < size; ++r)
-    ranks.emplace_back([&, r] {
-      const Store client = Store::connect("127.0.0.1", server.port(), 30);
-      Group group = Group::gloo(client, "tp", r, size);
-      out[r] = logits(config, e, group, rule);
-    });
-  for (auto& t : ranks) t.join();
+  on_rank_threads(size, [&](int r, const Store& store) {
+    Group group = Group::gloo(store, "tp", r, size);
+    out[r] = logits(config, e, group, rule);
+  });
   return out;
 }
 

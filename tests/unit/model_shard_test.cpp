@@ -9,11 +9,11 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <thread>
 
 #include "base/check.h"
 #include "model/layer_gather.h"
 #include "model/model.h"
+#include "unit/rank_threads.h"
 #include "unit/tiny_llama.h"
 
 namespace tandem {
@@ -145,15 +145,10 @@ bool is_there(const Arena& found, const Arena& want, std::optional<std::int64_t>
 }
 
 void on_ranks(int size, const std::function<void(Group&)>& body) {
-  const Store server = Store::serve("127.0.0.1", 0, 30);
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < size; ++r)
-    ranks.emplace_back([&, r] {
-      const Store client = Store::connect("127.0.0.1", server.port(), 30);
-      Group group = Group::gloo(client, "layers", r, size);
-      body(group);
-    });
-  for (auto& t : ranks) t.join();
+  on_rank_threads(size, [&](int r, const Store& store) {
+    Group group = Group::gloo(store, "layers", r, size);
+    body(group);
+  });
 }
 
 TEST(LayerGather, BringsEachLayerWhenItIsNeeded) {

@@ -9,12 +9,12 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
-#include <thread>
 
 #include "base/check.h"
 #include "checkpoint/checkpoints.h"
 #include "checkpoint/weights.h"
 #include "trainer/fsdp.h"
+#include "unit/rank_threads.h"
 
 namespace tandem {
 namespace {
@@ -369,16 +369,11 @@ TEST(Algorithm, RanksChangeNoBit) {
       EXPECT_LT(one.metrics.loss_tokens, 24);  // some were rejected
     }
     for (const int ranks : {2, 4}) {
-      const Store server = Store::serve("127.0.0.1", 0, 30);
       std::vector<Outcome> each(static_cast<std::size_t>(ranks));
-      std::vector<std::thread> threads;
-      for (int r = 0; r < ranks; ++r)
-        threads.emplace_back([&, r] {
-          const Store client = Store::connect("127.0.0.1", server.port(), 30);
-          Group group = Group::gloo(client, "trainer", r, ranks);
-          each[static_cast<std::size_t>(r)] = run(batch, setup, group);
-        });
-      for (auto& t : threads) t.join();
+      on_rank_threads(ranks, [&](int r, const Store& store) {
+        Group group = Group::gloo(store, "trainer", r, ranks);
+        each[static_cast<std::size_t>(r)] = run(batch, setup, group);
+      });
       for (const Outcome& other : each) {
         EXPECT_EQ(other.metrics.means, one.metrics.means) << ranks;
         EXPECT_EQ(other.rollout_means, one.rollout_means) << ranks;

@@ -11,11 +11,11 @@
 #include <map>
 #include <optional>
 #include <random>
-#include <thread>
 
 #include "base/check.h"
 #include "checkpoint/checkpoints.h"
 #include "checkpoint/weights.h"
+#include "unit/rank_threads.h"
 
 namespace tandem {
 namespace {
@@ -122,15 +122,10 @@ TEST(Fsdp, LogProbabilitiesDoNotDependOnTheMicroBatches) {
 // Runs `body(group)` on that many ranks over Gloo, as threads.
 template <class Body>
 void on_ranks(int size, Body&& body) {
-  const Store server = Store::serve("127.0.0.1", 0, 30);
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < size; ++r)
-    ranks.emplace_back([&, r] {
-      const Store client = Store::connect("127.0.0.1", server.port(), 30);
-      Group group = size == 1 ? Group::alone("trainer") : Group::gloo(client, "trainer", r, size);
-      body(group);
-    });
-  for (auto& t : ranks) t.join();
+  on_rank_threads(size, [&](int r, const Store& store) {
+    Group group = size == 1 ? Group::alone("trainer") : Group::gloo(store, "trainer", r, size);
+    body(group);
+  });
 }
 
 // Any number of ranks over Gloo, as threads, those among them that own no whole subtree of the
@@ -203,21 +198,16 @@ TEST(Fsdp, ShardedWeightsChangeNoBit) {
         const Outcome one = train(alone, whole, nullptr, actor, nullptr, reference);
         for (const int ranks : {2, 3}) {
           std::vector<Outcome> several(static_cast<std::size_t>(ranks));
-          const Store server = Store::serve("127.0.0.1", 0, 30);
-          std::vector<std::thread> threads;
-          for (int r = 0; r < ranks; ++r)
-            threads.emplace_back([&, r] {
-              const Store store = Store::connect("127.0.0.1", server.port(), 30);
-              Group group = Group::gloo(store, "trainer", r, ranks);
-              Group first = Group::gloo(store, "actor", r, ranks);
-              Group second = Group::gloo(store, "reference", r, ranks);
-              const ArenaLayout part = make_shard_layout(whole, shard_ranges(whole, ranks)[r]);
-              Arena mine(part), its(part);
-              LayerGather actor_layers(whole, mine, first, 1);  // one slot: each layer anew
-              LayerGather reference_layers(whole, its, second);
-              several[r] = train(group, part, &actor_layers, mine, &reference_layers, its);
-            });
-          for (auto& t : threads) t.join();
+          on_rank_threads(ranks, [&](int r, const Store& store) {
+            Group group = Group::gloo(store, "trainer", r, ranks);
+            Group first = Group::gloo(store, "actor", r, ranks);
+            Group second = Group::gloo(store, "reference", r, ranks);
+            const ArenaLayout part = make_shard_layout(whole, shard_ranges(whole, ranks)[r]);
+            Arena mine(part), its(part);
+            LayerGather actor_layers(whole, mine, first, 1);  // one slot: each layer anew
+            LayerGather reference_layers(whole, its, second);
+            several[r] = train(group, part, &actor_layers, mine, &reference_layers, its);
+          });
           Outcome together = several[0];
           together.weights.clear();
           for (const Outcome& rank : several) {

@@ -41,6 +41,16 @@ void expect_covered(const TransferPlan& plan, const std::vector<ArenaLayout>& ta
   for (const auto& [key, count] : rows) EXPECT_EQ(count, 1);
 }
 
+// A box of rows means the same rows at both ends.
+void expect_same_rows(const TransferBox& b, const std::vector<ArenaLayout>& sources,
+                      const std::vector<ArenaLayout>& targets) {
+  const ArenaEntry& source = sources[b.source_rank].entries[b.source_entry];
+  const ArenaEntry& target = targets[b.target_rank].entries[b.target_entry];
+  EXPECT_EQ(source.hf_name, target.hf_name);
+  EXPECT_EQ(source.global_row + b.source_row, target.global_row + b.target_row);
+  EXPECT_LE(b.source_row + b.rows, source.rows);
+}
+
 // Trainer ranks that keep a shard each: every rank sends what it holds, and nothing else.
 TEST(TransferPlan, TakesEachRowFromTheShardThatHoldsIt) {
   const ArenaLayout whole = make_arena_layout(tiny_llama(), Element::f32);
@@ -54,11 +64,7 @@ TEST(TransferPlan, TakesEachRowFromTheShardThatHoldsIt) {
       expect_covered(plan, targets);
       std::vector<std::int64_t> sent(shards.size(), 0);
       for (const TransferBox& b : plan.boxes) {
-        const ArenaEntry& source = shards[b.source_rank].entries[b.source_entry];
-        const ArenaEntry& target = targets[b.target_rank].entries[b.target_entry];
-        EXPECT_EQ(source.hf_name, target.hf_name);
-        EXPECT_EQ(source.global_row + b.source_row, target.global_row + b.target_row);
-        EXPECT_LE(b.source_row + b.rows, source.rows);
+        expect_same_rows(b, shards, targets);
         sent[b.source_rank] += b.rows * b.row_elements;
       }
       for (std::size_t s = 0; s < shards.size(); ++s) {
@@ -75,14 +81,7 @@ TEST(TransferPlan, CoversEveryRowOnceForAnyCut) {
       const auto plan = make_transfer_plan(sides(s, false, 0), sides(t, false, 10));
       expect_covered(plan, t);
       EXPECT_EQ(plan.moved_bytes, plan.total_bytes);
-      // A box of rows means the same rows at both ends.
-      for (const TransferBox& b : plan.boxes) {
-        const ArenaEntry& source = s[b.source_rank].entries[b.source_entry];
-        const ArenaEntry& target = t[b.target_rank].entries[b.target_entry];
-        EXPECT_EQ(source.hf_name, target.hf_name);
-        EXPECT_EQ(source.global_row + b.source_row, target.global_row + b.target_row);
-        EXPECT_LE(b.source_row + b.rows, source.rows);
-      }
+      for (const TransferBox& b : plan.boxes) expect_same_rows(b, s, t);
     }
 }
 

@@ -51,6 +51,13 @@ Announced announced_by(Store& store, int process, double timeout_seconds) {
   return a;
 }
 
+// Of rows that end at `end`: the bytes up to the page's end if their storage ends there too, which
+// are nobody's. Copied with the rows they make boxes that follow each other one run of bytes.
+std::int64_t padding_after(const RowsView& v, std::int64_t row_end, const std::byte* end) {
+  if (v.first_row + row_end != v.storage_rows) return 0;
+  return -reinterpret_cast<std::intptr_t>(end) & (kArenaAlignment - 1);
+}
+
 }  // namespace
 
 std::unique_ptr<DescriptorServer> announce_memory(Store& store, int process, const Memory* memory) {
@@ -174,9 +181,12 @@ std::int64_t LocalCopies::copy_on_gpu(std::span<RowsSum> sums) {
     auto* to = const_cast<std::byte*>(target.data());
     total += std::ssize(target);
     if (setup_.copies_on_gpu(*b)) {
-      jobs.push_back({.from = device_stretch(from, b->source_row, b->rows).data(),
-                      .to = to,
-                      .bytes = std::ssize(target)});
+      const auto source = device_stretch(from, b->source_row, b->rows);
+      const std::int64_t padding =
+          std::min(padding_after(from, b->source_row + b->rows, source.data() + source.size()),
+                   padding_after(view_entry(layout, nullptr, b->target_entry),
+                                 b->target_row + b->rows, target.data() + target.size()));
+      jobs.push_back({.from = source.data(), .to = to, .bytes = std::ssize(target) + padding});
       job_boxes.push_back(box);
     } else if (auto words =
                    device_words(from, b->source_row, b->rows,

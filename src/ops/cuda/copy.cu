@@ -1,10 +1,10 @@
-// Copies of weights on the device that are read back, many pieces in one launch. A block takes a
-// tile. A thread compares what it stored with what it read, while it still lies in the L2 cache.
-// Memory works best when the tiles under way lie close together, so a tile is what a block takes at
-// once (measured: bench/results/gpu-2026-11-30.md); pieces that follow each other at both ends are
-// one run.
+// Copies of weights on the device that are read back, many pieces in one launch: a thread compares
+// what it stored with what it read, while it still lies in the L2 cache. Pieces that follow each
+// other at both ends are one run. Memory works best when the words under way lie close together, so
+// a thread takes one word and a block is short; then a block's load must not wait for anything, so
+// the runs are arguments of the kernel rather than a table in memory (measured:
+// bench/results/gpu-2026-11-30.md).
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "ops/cuda/device.cuh"
@@ -18,76 +18,88 @@ __device__ inline std::uint32_t different(const uint4& a, const uint4& b) {
 }
 __device__ inline std::uint32_t different(unsigned char a, unsigned char b) { return a ^ b; }
 
-// Which piece holds the byte that differs; seldom asked.
-__device__ void mark_piece(const void* byte, const BytesCopy* pieces, int num_pieces,
-                           std::uint32_t* differ) {
-  for (int i = 0; i < num_pieces; ++i) {
-    const auto at = static_cast<const char*>(byte) - static_cast<const char*>(pieces[i].to);
-    if (at >= 0 && at < pieces[i].bytes) atomicOr(differ + i, 1u);
+// What one launch copies; small enough for a kernel's arguments.
+constexpr int kMaxRuns = 128;
+struct Runs {
+  int count = 0;
+  std::int32_t tiles_begin[kMaxRuns];
+  BytesCopy run[kMaxRuns];
+};
+
+constexpr int kBlock = 256;
+
+// W: 16 bytes, or one. Sets *differ if anything does. The loads keep their lines, which is faster
+// than to let them go at once.
+template <class W>
+__global__ void __launch_bounds__(kBlock)
+    copy_kernel(const __grid_constant__ Runs runs, std::uint32_t* differ) {
+  const int index = find_piece(runs.tiles_begin, runs.count);
+  const BytesCopy& run = runs.run[index];
+  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) - runs.tiles_begin[index];
+  const std::int64_t at = tile * kBlock + threadIdx.x;
+  if (at >= run.bytes / static_cast<std::int64_t>(sizeof(W))) return;
+  W* const to = static_cast<W*>(run.to) + at;
+  const W v = static_cast<const W*>(run.from)[at];
+  __stcg(to, v);
+  if (different(v, __ldcg(to)) != 0) *differ = 1;
+}
+
+template <class W>
+void copy_runs(const std::vector<BytesCopy>& copies, std::uint32_t* differ) {
+  constexpr std::int64_t kTile = sizeof(W) * kBlock;
+  for (std::size_t first = 0; first < copies.size(); first += kMaxRuns) {
+    Runs runs;
+    runs.count = static_cast<int>(std::min<std::size_t>(kMaxRuns, copies.size() - first));
+    std::int64_t tiles = 0;
+    for (int i = 0; i < runs.count; ++i) {
+      runs.run[i] = copies[first + static_cast<std::size_t>(i)];
+      runs.tiles_begin[i] = static_cast<std::int32_t>(tiles);
+      tiles += ceil_div(runs.run[i].bytes, kTile);
+    }
+    copy_kernel<W><<<static_cast<unsigned>(tiles), kBlock, 0, stream()>>>(runs, differ);
+    CHECK_LAUNCH("copy_and_compare");
   }
 }
 
-// W: 16 bytes, or one. A tile is what the block's threads take at once.
-template <class W, int kBlock, int kAtOnce>
-constexpr std::int64_t kCopyTile = sizeof(W) * kBlock* kAtOnce;
-template <class W, int kBlock, int kAtOnce>
-__global__ void __launch_bounds__(kBlock)
-    copy_kernel(const BytesCopy* runs, const std::int32_t* tiles_begin, int num_runs,
-                const BytesCopy* pieces, int num_pieces, std::uint32_t* differ) {
-  const int index = find_piece(tiles_begin, num_runs);
-  const BytesCopy run = runs[index];
-  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) - tiles_begin[index];
-  const std::int64_t first = tile * kBlock * kAtOnce + threadIdx.x;
-  const std::int64_t left = run.bytes / static_cast<std::int64_t>(sizeof(W)) - first;
-  const W* from = static_cast<const W*>(run.from) + first;
-  W* to = static_cast<W*>(run.to) + first;
-  W v[kAtOnce];
-#pragma unroll
-  for (int j = 0; j < kAtOnce; ++j)
-    if (j * kBlock < left) v[j] = __ldcs(from + j * kBlock);
-#pragma unroll
-  for (int j = 0; j < kAtOnce; ++j)
-    if (j * kBlock < left) __stcg(to + j * kBlock, v[j]);
-#pragma unroll
-  for (int j = 0; j < kAtOnce; ++j)
-    if (j * kBlock < left && different(v[j], __ldcg(to + j * kBlock)) != 0)
-      mark_piece(to + j * kBlock, pieces, num_pieces, differ);
+__global__ void compare_kernel(const unsigned char* from, const unsigned char* to,
+                               std::int64_t bytes, std::uint32_t* differ) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < bytes;
+       i += step)
+    if (different(from[i], to[i]) != 0) *differ = 1;
+}
+
+// Which pieces differ: seldom asked, so piece by piece. If none does when it is looked at again, no
+// piece is to be trusted.
+void find_differing(const BytesCopy* pieces, std::int64_t count, std::uint32_t* flag,
+                    std::uint32_t* differ) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    *flag = 0;
+    compare_kernel<<<1024, 256, 0, stream()>>>(static_cast<const unsigned char*>(pieces[i].from),
+                                               static_cast<const unsigned char*>(pieces[i].to),
+                                               pieces[i].bytes, flag);
+    CHECK_LAUNCH("compare");
+    CHECK_CUDA(cudaStreamSynchronize(stream()));
+    differ[i] = *flag;
+  }
+  if (std::all_of(differ, differ + count, [](std::uint32_t d) { return d == 0; }))
+    std::fill_n(differ, count, 1u);
+}
+
+// A word of the host's memory that kernels write, so that a copy without a fault sends nothing
+// back.
+std::uint32_t* host_flag() {
+  thread_local std::uint32_t* const made = [] {
+    void* p = nullptr;
+    CHECK_CUDA(cudaHostAlloc(&p, sizeof(std::uint32_t), cudaHostAllocDefault));
+    return static_cast<std::uint32_t*>(p);
+  }();
+  return made;
 }
 
 bool follows(const BytesCopy& a, const BytesCopy& b) {
   return static_cast<const char*>(a.from) + a.bytes == b.from &&
          static_cast<char*>(a.to) + a.bytes == b.to;
-}
-
-// Runs, pieces, where the runs' tiles begin, and room for an answer a piece: one block of bytes.
-template <class W, int kBlock, int kAtOnce>
-void copy_runs(const std::vector<BytesCopy>& runs, const BytesCopy* pieces, std::int64_t count,
-               std::uint32_t* differ) {
-  const std::size_t num_runs = runs.size(), n = static_cast<std::size_t>(count);
-  const std::size_t begins_at = (num_runs + n) * sizeof(BytesCopy);
-  const std::size_t differ_at = begins_at + num_runs * 4;
-  std::vector<char> host(differ_at + n * 4);
-  std::memcpy(host.data(), runs.data(), num_runs * sizeof(BytesCopy));
-  std::memcpy(host.data() + num_runs * sizeof(BytesCopy), pieces, n * sizeof(BytesCopy));
-  auto* begins = reinterpret_cast<std::int32_t*>(host.data() + begins_at);
-  std::int64_t tiles = 0;
-  for (std::size_t i = 0; i < num_runs; ++i) {
-    begins[i] = static_cast<std::int32_t>(tiles);
-    tiles += ceil_div(runs[i].bytes, kCopyTile<W, kBlock, kAtOnce>);
-  }
-  const Scratch memory(static_cast<std::int64_t>(host.size()));
-  auto* on_device = memory.as<char>();
-  CHECK_CUDA(
-      cudaMemcpyAsync(on_device, host.data(), host.size(), cudaMemcpyHostToDevice, stream()));
-  const auto* device_runs = reinterpret_cast<const BytesCopy*>(on_device);
-  copy_kernel<W, kBlock, kAtOnce><<<static_cast<unsigned>(tiles), kBlock, 0, stream()>>>(
-      device_runs, reinterpret_cast<const std::int32_t*>(on_device + begins_at),
-      static_cast<int>(num_runs), device_runs + num_runs, static_cast<int>(n),
-      reinterpret_cast<std::uint32_t*>(on_device + differ_at));
-  CHECK_LAUNCH("copy_and_compare");
-  CHECK_CUDA(
-      cudaMemcpyAsync(differ, on_device + differ_at, n * 4, cudaMemcpyDeviceToHost, stream()));
-  CHECK_CUDA(cudaStreamSynchronize(stream()));
 }
 
 }  // namespace
@@ -106,10 +118,14 @@ void copy_and_compare(const BytesCopy* pieces, std::int64_t count, std::uint32_t
       runs.push_back(p);
   }
   if (runs.empty()) return;
+  std::uint32_t* const flag = host_flag();
+  *flag = 0;
   if (wide)
-    copy_runs<uint4, 512, 2>(runs, pieces, count, differ);
+    copy_runs<uint4>(runs, flag);
   else
-    copy_runs<unsigned char, 256, 4>(runs, pieces, count, differ);
+    copy_runs<unsigned char>(runs, flag);
+  CHECK_CUDA(cudaStreamSynchronize(stream()));
+  if (*flag != 0) find_differing(pieces, count, flag, differ);
 }
 
 }  // namespace tandem::cuda

@@ -172,26 +172,32 @@ make_oracle_environment() {
 
 has_gpu() { [ -e /dev/nvidia0 ]; }
 
-# FlashInfer's headers out of its wheel (the rest of it is not used), and where a GPU is the
-# libraries that torch's own list of needs names.
-make_cuda() {
-  local version=0.7.2.post1 parts
-  local folder=.cache/flashinfer-$version
+# headers_of FOLDER WHEEL==VERSION PART...: those parts of a wheel, of which the rest is not used.
+headers_of() {
+  local folder=$1 wheel=$2
+  shift 2
   if [ -e $folder/.done ]; then
-    note "FlashInfer's headers are there"
-  else
-    rm -rf $folder && mkdir -p $folder
-    .venv/bin/python -m pip download --disable-pip-version-check --no-deps -d $folder flashinfer-python==$version
-    .venv/bin/python - $folder <<'PYTHON'
+    note "the headers of $wheel are there"
+    return
+  fi
+  rm -rf $folder && mkdir -p $folder
+  .venv/bin/python -m pip download --disable-pip-version-check --no-deps -d $folder $wheel
+  .venv/bin/python - $folder "$@" <<'PYTHON'
 import glob, sys, zipfile
 wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0])
-parts = tuple("flashinfer/data/" + p for p in
-              ("include/", "cccl/libcudacxx/include/", "cccl/cub/cub/", "cccl/thrust/thrust/"))
-wheel.extractall(sys.argv[1], [n for n in wheel.namelist() if n.startswith(parts)])
+wheel.extractall(sys.argv[1], [n for n in wheel.namelist() if n.startswith(tuple(sys.argv[2:]))])
 PYTHON
-    rm $folder/*.whl
-    touch $folder/.done
-  fi
+  rm $folder/*.whl
+  touch $folder/.done
+}
+
+# The headers of FlashInfer and of cuDNN's front end, and where a GPU is the libraries that torch's
+# own list of needs names.
+make_cuda() {
+  local parts data=flashinfer/data
+  headers_of .cache/flashinfer-0.7.2.post1 flashinfer-python==0.7.2.post1 $data/include/ \
+    $data/cccl/libcudacxx/include/ $data/cccl/cub/cub/ $data/cccl/thrust/thrust/
+  headers_of .cache/cudnn-frontend-1.16.0 nvidia-cudnn-frontend==1.16.0 include/
   if has_gpu; then
     parts=cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx
     .venv/bin/python -m pip install --disable-pip-version-check "cuda-toolkit[$parts]==13.0.2" \

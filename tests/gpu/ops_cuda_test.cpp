@@ -2,6 +2,7 @@
 // forward and backward, in f32 and bf16. f32 must agree to rounding; bf16 as its 8 bits let it, by
 // the norm of the difference.
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
@@ -339,6 +340,10 @@ const std::vector<AttentionCase>& attention_cases() {
       {2, 2, 256, 0, {37}, {9}},
       {16, 2, 64, 0, {21}, {}},
       {7, 1, 128, 0, {21}, {}},
+      {32, 8, 128, 0, {1001, 257, 3}, {}},
+      {4, 1, 96, 0, {600, 45}, {130, 7}},
+      {9, 3, 64, 0, {5, 650}, {50, 33, 2}},
+      {4, 2, 64, 40, {601, 17}, {30, 4}},
   };
   return cases;
 }
@@ -351,41 +356,48 @@ AttentionShape shape_of(const AttentionCase& c) {
           .window = c.window};
 }
 
+void check_packed_attention(const AttentionCase& c, Element e) {
+  SCOPED_TRACE("heads " + std::to_string(c.heads) + " dim " + std::to_string(c.dim) + " prompts " +
+               std::to_string(c.prompts.size()));
+  const AttentionShape shape = shape_of(c);
+  const Layout layout(c);
+  const auto x = values({layout.rows, shape.qkv_width()}, e);
+  const auto dy = values({layout.rows, c.heads * c.dim}, e);
+  AttentionPlan* plan =
+      cuda_part().plan_attention(e, shape,
+                                 {.segments = layout.segments.data(),
+                                  .num_segments = std::ssize(layout.segments),
+                                  .rows = layout.rows});
+  const LayerKv kv{.k_blocks = nullptr,
+                   .v_blocks = nullptr,
+                   .writes = {},
+                   .segments = layout.segments,
+                   .plan = plan};
+  auto gx = on_gpu(x, e).requires_grad_(true);
+  const auto y = attention(gx, shape, kv);
+  const auto wx = x.clone().requires_grad_(true);
+  const auto want = reference(wx, shape, layout);
+  const double tol = e == Element::f32 ? 1e-5 : 1e-2;
+  EXPECT_LT(difference(back(y.detach()), want.detach()), tol);
+  y.backward(on_gpu(dy, e));
+  want.backward(dy);
+  for (auto [begin, n, what] : {std::tuple{std::int64_t{0}, c.heads, "dq"},
+                                {c.heads, c.kv_heads, "dk"},
+                                {c.heads + c.kv_heads, c.kv_heads, "dv"}})
+    EXPECT_LT(difference(back(gx.grad()).narrow(1, begin * c.dim, n * c.dim),
+                         wx.grad().narrow(1, begin * c.dim, n * c.dim)),
+              tol)
+        << what;
+  cuda_part().free_plan(plan);
+}
+
+// By cuDNN where it may add in any order, by FlashAttention-2 where a run must repeat.
 TEST_P(Cuda, PackedAttentionForwardAndBackward) {
-  for (const AttentionCase& c : attention_cases()) {
-    SCOPED_TRACE("heads " + std::to_string(c.heads) + " dim " + std::to_string(c.dim) +
-                 " prompts " + std::to_string(c.prompts.size()));
-    const AttentionShape shape = shape_of(c);
-    const Layout layout(c);
-    const auto x = values({layout.rows, shape.qkv_width()}, e);
-    const auto dy = values({layout.rows, c.heads * c.dim}, e);
-    AttentionPlan* plan = cuda_part().plan_attention(
-        e, shape,
-        {.segments = layout.segments.data(),
-         .num_segments = static_cast<std::int64_t>(layout.segments.size()),
-         .rows = layout.rows});
-    const LayerKv kv{.k_blocks = nullptr,
-                     .v_blocks = nullptr,
-                     .writes = {},
-                     .segments = layout.segments,
-                     .plan = plan};
-    auto gx = on_gpu(x, e).requires_grad_(true);
-    const auto y = attention(gx, shape, kv);
-    const auto wx = x.clone().requires_grad_(true);
-    const auto want = reference(wx, shape, layout);
-    const double tol = e == Element::f32 ? 1e-5 : 1e-2;
-    EXPECT_LT(difference(back(y.detach()), want.detach()), tol);
-    y.backward(on_gpu(dy, e));
-    want.backward(dy);
-    for (auto [begin, n, what] : {std::tuple{std::int64_t{0}, c.heads, "dq"},
-                                  {c.heads, c.kv_heads, "dk"},
-                                  {c.heads + c.kv_heads, c.kv_heads, "dv"}})
-      EXPECT_LT(difference(back(gx.grad()).narrow(1, begin * c.dim, n * c.dim),
-                           wx.grad().narrow(1, begin * c.dim, n * c.dim)),
-                tol)
-          << what;
-    cuda_part().free_plan(plan);
+  for (const bool deterministic : {false, true}) {
+    at::globalContext().setDeterministicAlgorithms(deterministic, false);
+    for (const AttentionCase& c : attention_cases()) check_packed_attention(c, e);
   }
+  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 // A prefill in two pieces and then single rows over scattered blocks give what one packed call
@@ -478,6 +490,36 @@ TEST(CudaMemory, ComesBackAtTheSameAddress) {
 }
 
 // ---- sampling and the optimizer, against the CPU table
+
+// Pieces with gaps between them, more than one launch takes, at whole words and at any bytes: each
+// arrives, and nothing else is written.
+TEST(CudaCopy, PiecesArriveAndNothingElseIsWritten) {
+  for (const std::int64_t unit : {std::int64_t{16}, std::int64_t{1}}) {
+    SCOPED_TRACE("unit " + std::to_string(unit));
+    const auto bytes = at::dtype(at::kByte);
+    std::vector<std::int64_t> begins, sizes;
+    std::int64_t total = 0;
+    for (int i = 0; i < 400; ++i) {
+      begins.push_back(total);
+      sizes.push_back(unit * (i % 7 == 3 ? 0 : 1 + i * 37 % 911));
+      total += sizes.back() + (i % 3 == 0 ? 0 : 16 * (i % 5));
+    }
+    const auto source = at::randint(0, 256, {total}, bytes), want = at::full({total}, 7, bytes);
+    const auto from = source.to(gpu()), to = want.to(gpu());
+    std::vector<BytesCopy> pieces;
+    for (std::size_t i = 0; i < begins.size(); ++i) {
+      pieces.push_back({.from = from.data_ptr<std::uint8_t>() + begins[i],
+                        .to = to.data_ptr<std::uint8_t>() + begins[i],
+                        .bytes = sizes[i]});
+      want.narrow(0, begins[i], sizes[i]).copy_(source.narrow(0, begins[i], sizes[i]));
+    }
+    std::vector<std::uint32_t> differ(pieces.size(), 9);
+    cuda_part().synchronize();
+    cuda_part().copy_and_compare(pieces.data(), std::ssize(pieces), differ.data());
+    EXPECT_EQ(differ, std::vector<std::uint32_t>(pieces.size(), 0));
+    EXPECT_TRUE(at::equal(to.cpu(), want));
+  }
+}
 
 TEST(CudaSampling, DrawsTheTokensOfTheCpu) {
   TD_NEED_GPU();

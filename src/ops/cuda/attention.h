@@ -1,5 +1,7 @@
-// The ways to compute attention, and the choice between them (flash.cpp, paged.cuh, attention.cu).
+// The ways to compute attention, and the choice between them (cudnn.cpp, flash.cpp, paged.cuh, attention.cu).
 #pragma once
+
+#include <vector>
 
 #include "ops/cuda/plan.h"
 
@@ -27,6 +29,18 @@ bool flash_takes(Element, const AttentionShape&, const AttentionPlan&);
 void flash_attention(const AttentionShape&, const AttentionPlan&, const void* qkv, void* out,
                      float* log_sum_exp);
 void flash_attention_backward(const AttentionShape&, const AttentionPlan&, const void* qkv,
+                              const void* out, const void* dout, const float* log_sum_exp,
+                              void* dqkv);
+
+// cudnn.cpp: cuDNN's kernels, for bf16 training calls of fast mode that need not repeat; its
+// log_sum_exp is [rows, heads]. cudnn_offsets: what plan.ragged holds.
+std::vector<std::int32_t> cudnn_offsets(const AttentionShape&, bool own_rows,
+                                        const std::vector<std::int32_t>& cum_rows,
+                                        const std::vector<std::int32_t>& cum_keys);
+bool cudnn_takes(Element, const AttentionShape&, const AttentionPlan&);
+void cudnn_attention(const AttentionShape&, const AttentionPlan&, const void* qkv, void* out,
+                     float* log_sum_exp);
+void cudnn_attention_backward(const AttentionShape&, const AttentionPlan&, const void* qkv,
                               const void* out, const void* dout, const float* log_sum_exp,
                               void* dqkv);
 

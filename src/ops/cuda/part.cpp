@@ -76,6 +76,8 @@ void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan
     // Only a training call goes backward.
     block_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out,
                     plan->from_rows ? log_sum_exp : nullptr);
+  } else if (cudnn_takes(e, shape, *plan)) {
+    cudnn_attention(shape, *plan, qkv, out, log_sum_exp);
   } else if (flash_takes(e, shape, *plan)) {
     flash_attention(shape, *plan, qkv, out, log_sum_exp);
   } else {
@@ -86,7 +88,9 @@ void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan
 void attention_backward(Element e, const AttentionShape& shape, const AttentionPlan* plan,
                         const void* qkv, const void* out, const void* dout,
                         const float* log_sum_exp, void* dqkv) {
-  if (flash_takes(e, shape, *plan))
+  if (cudnn_takes(e, shape, *plan))
+    cudnn_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+  else if (flash_takes(e, shape, *plan))
     flash_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
   else
     plain_attention_backward(e, shape, *plan, qkv, out, dout, log_sum_exp, dqkv);

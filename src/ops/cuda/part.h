@@ -72,7 +72,8 @@ struct LinkPart {
 inline constexpr std::int64_t kLinkIdBytes = 128;
 
 // The largest head that its attention kernels take. FlashInfer's take 64 and 128 in bf16, torch's
-// FlashAttention (training) multiples of 8; for the rest there is a slow kernel.
+// FlashAttention (training) multiples of 8, cuDNN's (training in fast mode) multiples of 16 up to
+// 128; for the rest there is a slow kernel.
 inline constexpr std::int64_t kMaxGpuHeadDim = 256;
 
 struct CudaPart {

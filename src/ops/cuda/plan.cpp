@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 
+#include "ops/cuda/attention.h"
 #include "ops/cuda/kernels.h"
 
 namespace tandem {
@@ -247,6 +248,8 @@ void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
     list_uses(call, uses_begin, uses);
     packed.add(plan.uses_begin, uses_begin);
     packed.add(plan.uses, uses);
+    if (!plan.from_blocks)
+      packed.add(plan.ragged, cudnn_offsets(shape, plan.own_rows, cum_rows, cum_keys));
   }
   packed.add(plan.keys, keys);
   packed.add(plan.block_segments, block_segments);

@@ -40,6 +40,7 @@ struct AttentionPlan {
   const std::int32_t* cum_keys = nullptr;    // [segments + 1]
   const std::int32_t* uses_begin = nullptr;  // [rows + 1], from_rows only
   const KeyUse* uses = nullptr;              // [total_keys]
+  const std::int32_t* ragged = nullptr;      // cudnn_offsets; from_rows and not from_blocks only
   bool paged = false;                        // FlashInfer's kernels take it; `work` is filled
   cuda::PagedWork work;
 

@@ -1,0 +1,333 @@
+// Training attention through cuDNN's fused kernels, which use Hopper's matrix instructions: forward
+// and backward take little more than half of FlashAttention-2's time. Variable lengths are packed:
+// a segment's rows lie at an offset, and what a sequence lacks to the longest is masked. Fast mode
+// only: the backward adds to dq in no fixed order, so runs that must repeat take flash.cpp.
+//
+// cuDNN builds a plan for each shape, which takes a while, so the number of segments and the
+// lengths are rounded up to powers of two; segments that are not there have no rows.
+#include <ATen/Context.h>
+#include <ATen/cudnn/Handle.h>
+#include <cudnn_frontend.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include "ops/cuda/attention.h"
+#include "ops/cuda/kernels.h"
+
+namespace tandem::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+std::int64_t rounded(std::int64_t n, std::int64_t least) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(n, least))));
+}
+
+// What a plan is built for. Rows and keys: of the longest segment, and of all.
+struct Call {
+  std::int64_t num_heads, num_kv_heads, head_dim, window;
+  float scale;
+  bool own_rows;
+  std::int64_t segments, max_rows, max_keys, total_rows, total_keys;
+  auto operator<=>(const Call&) const = default;
+};
+
+Call call_of(const AttentionShape& s, const AttentionPlan& plan) {
+  return {.num_heads = s.num_heads,
+          .num_kv_heads = s.num_kv_heads,
+          .head_dim = s.head_dim,
+          .window = s.window,
+          .scale = s.scale,
+          .own_rows = plan.own_rows,
+          .segments = rounded(plan.num_segments, 1),
+          .max_rows = rounded(plan.max_rows, 128),
+          .max_keys = rounded(plan.max_keys, 128),
+          .total_rows = rounded(plan.rows, 128),
+          .total_keys = rounded(plan.total_keys, 128)};
+}
+
+// Elements from one row to the next: of qkv, of the output, of the keys (and the values), of their
+// gradients.
+struct Strides {
+  Strides(const AttentionShape& s, bool own_rows)
+      : qkv(s.qkv_width()),
+        out(s.num_heads * s.head_dim),
+        keys(own_rows ? qkv : 2 * s.num_kv_heads * s.head_dim),
+        d_keys(s.num_kv_heads * s.head_dim) {}
+  std::int64_t qkv, out, keys, d_keys;
+};
+
+enum Id : std::int64_t {
+  kQ,
+  kK,
+  kV,
+  kOut,
+  kStats,
+  kDOut,
+  kDQ,
+  kDK,
+  kDV,
+  kRows,
+  kKeys,
+  kQBegin,
+  kOutBegin,
+  kStatsBegin,
+  kKeysBegin,
+  kDKeysBegin
+};
+
+// The arrays of plan.ragged, one after the other: each segment's rows and keys, then where the
+// segments begin, in elements.
+struct Ragged {
+  Ragged(const std::int32_t* data, std::int64_t segments)
+      : rows(data),
+        keys(rows + segments),
+        q(keys + segments),
+        out(q + segments + 1),
+        stats(out + segments + 1),
+        k(stats + segments + 1),
+        dk(k + segments + 1) {}
+  const std::int32_t *rows, *keys, *q, *out, *stats, *k, *dk;
+};
+
+void check_graph(fe::error_t error, const char* what) {
+  if (error.is_bad())
+    throw std::runtime_error(std::string("cuDNN attention: ") + what + ": " + error.get_message());
+}
+
+// A graph of one pass, and the tensors that both passes have.
+struct Pass {
+  explicit Pass(const Call& c) : call(c) {
+    graph = std::make_shared<fe::graph::Graph>();
+    graph->set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    rows = numbers(kRows, c.segments);
+    keys = numbers(kKeys, c.segments);
+    q_begin = numbers(kQBegin, c.segments + 1);
+    out_begin = numbers(kOutBegin, c.segments + 1);
+    stats_begin = numbers(kStatsBegin, c.segments + 1);
+    keys_begin = numbers(kKeysBegin, c.segments + 1);
+  }
+  Tensor numbers(Id id, std::int64_t count) {
+    return graph->tensor(fe::graph::Tensor_attributes()
+                             .set_uid(id)
+                             .set_dim({count, 1, 1, 1})
+                             .set_stride({1, 1, 1, 1})
+                             .set_data_type(fe::DataType_t::INT32));
+  }
+  // [segments, heads, longest, head_dim], rows `stride` apart from `begin` on.
+  fe::graph::Tensor_attributes rows_of(Id id, std::int64_t heads, std::int64_t longest,
+                                       std::int64_t stride, const Tensor& begin) const {
+    return fe::graph::Tensor_attributes()
+        .set_uid(id)
+        .set_dim({call.segments, heads, longest, call.head_dim})
+        .set_stride({longest * stride, call.head_dim, stride, 1})
+        .set_ragged_offset(begin);
+  }
+  fe::graph::Tensor_attributes stats() const {
+    return fe::graph::Tensor_attributes()
+        .set_uid(kStats)
+        .set_data_type(fe::DataType_t::FLOAT)
+        .set_dim({call.segments, call.num_heads, call.max_rows, 1})
+        .set_stride({call.max_rows * call.num_heads, 1, call.num_heads, 1})
+        .set_ragged_offset(stats_begin);
+  }
+  template <class Options>
+  void set_masks(Options& options) const {
+    options.set_attn_scale(call.scale)
+        .set_padding_mask(true)
+        .set_seq_len_q(rows)
+        .set_seq_len_kv(keys)
+        .set_diagonal_alignment(call.own_rows ? fe::DiagonalAlignment_t::TOP_LEFT
+                                              : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
+        .set_diagonal_band_right_bound(0);
+    if (call.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(call.window));
+  }
+  // Whether cuDNN has a kernel for it.
+  bool build() {
+    const cudnnHandle_t handle = at::native::getCudnnHandle();
+    return graph->validate().is_good() && graph->build_operation_graph(handle).is_good() &&
+           graph->create_execution_plans({fe::HeurMode_t::A}).is_good() &&
+           graph->check_support(handle).is_good() && graph->build_plans(handle).is_good();
+  }
+  void run(std::unordered_map<std::int64_t, void*> data) const {
+    std::int64_t bytes = 0;
+    check_graph(graph->get_workspace_size(bytes), "workspace");
+    const Scratch workspace(bytes);
+    check_graph(graph->execute(at::native::getCudnnHandle(), data, workspace.as<void>()), "run");
+  }
+  Call call;
+  std::shared_ptr<fe::graph::Graph> graph;
+  Tensor rows, keys, q_begin, out_begin, stats_begin, keys_begin;
+};
+
+Pass forward_pass(const AttentionShape& s, const Call& c) {
+  const Strides stride(s, c.own_rows);
+  Pass p(c);
+  const auto q = p.graph->tensor(p.rows_of(kQ, c.num_heads, c.max_rows, stride.qkv, p.q_begin));
+  const auto k =
+      p.graph->tensor(p.rows_of(kK, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
+  const auto v =
+      p.graph->tensor(p.rows_of(kV, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
+  auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+  p.set_masks(options);
+  const auto [out, stats] = p.graph->sdpa(q, k, v, options);
+  *out = p.rows_of(kOut, c.num_heads, c.max_rows, stride.out, p.out_begin);
+  out->set_output(true);
+  *stats = p.stats();
+  stats->set_output(true);
+  return p;
+}
+
+Pass backward_pass(const AttentionShape& s, const Call& c) {
+  const Strides stride(s, c.own_rows);
+  Pass p(c);
+  const auto d_keys_begin = p.numbers(kDKeysBegin, c.segments + 1);
+  const auto queries = [&](Id id) {
+    return p.rows_of(id, c.num_heads, c.max_rows, stride.qkv, p.q_begin);
+  };
+  const auto outputs = [&](Id id) {
+    return p.graph->tensor(p.rows_of(id, c.num_heads, c.max_rows, stride.out, p.out_begin));
+  };
+  const auto keys = [&](Id id) {
+    return p.graph->tensor(p.rows_of(id, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
+  };
+  auto options = fe::graph::SDPA_backward_attributes()
+                     .set_name("attention_backward")
+                     .set_max_total_seq_len_q(c.total_rows)
+                     .set_max_total_seq_len_kv(c.total_keys);
+  p.set_masks(options);
+  const auto [dq, dk, dv] =
+      p.graph->sdpa_backward(p.graph->tensor(queries(kQ)), keys(kK), keys(kV), outputs(kOut),
+                             outputs(kDOut), p.graph->tensor(p.stats()), options);
+  *dq = queries(kDQ);
+  dq->set_output(true);
+  for (const auto& [tensor, id] : {std::pair{dk, kDK}, {dv, kDV}}) {
+    *tensor = p.rows_of(id, c.num_kv_heads, c.max_keys, stride.d_keys, d_keys_begin);
+    tensor->set_output(true);
+  }
+  return p;
+}
+
+struct Passes {
+  Pass forward, backward;
+};
+
+// Null if cuDNN lacks either. Forward and backward run on threads of their own.
+const Passes* passes_for(const AttentionShape& s, const AttentionPlan& plan) {
+  static std::mutex guard;
+  static std::map<Call, std::unique_ptr<Passes>> built;
+  const std::lock_guard lock(guard);
+  const Call call = call_of(s, plan);
+  const auto [found, is_new] = built.try_emplace(call);
+  if (is_new) {
+    auto passes = std::make_unique<Passes>(Passes{forward_pass(s, call), backward_pass(s, call)});
+    if (passes->forward.build() && passes->backward.build()) found->second = std::move(passes);
+  }
+  return found->second.get();
+}
+
+const Passes& known_passes(const AttentionShape& s, const AttentionPlan& plan) {
+  const Passes* const passes = passes_for(s, plan);
+  if (!passes) throw std::runtime_error("cuDNN attention: a call that it was not asked for");
+  return *passes;
+}
+
+template <class T>
+void* data_of(const T* p) {
+  return const_cast<void*>(static_cast<const void*>(p));
+}
+
+// Keys and values: where the qkv rows have them, or gathered. The inputs of both passes.
+struct Inputs {
+  Inputs(const AttentionShape& s, const AttentionPlan& plan, const void* qkv)
+      : gathered(plan.own_rows ? 0 : plan.total_keys * 2 * s.num_kv_heads * s.head_dim * 2) {
+    const Ragged ragged(plan.ragged, rounded(plan.num_segments, 1));
+    auto* keys = static_cast<bf16*>(data_of(qkv)) + s.num_heads * s.head_dim;
+    if (!plan.own_rows) {
+      keys = gathered.as<bf16>();
+      gather_keys(s, plan, qkv, keys);
+    }
+    data = {{kQ, data_of(qkv)},
+            {kK, keys},
+            {kV, keys + s.num_kv_heads * s.head_dim},
+            {kRows, data_of(ragged.rows)},
+            {kKeys, data_of(ragged.keys)},
+            {kQBegin, data_of(ragged.q)},
+            {kOutBegin, data_of(ragged.out)},
+            {kStatsBegin, data_of(ragged.stats)},
+            {kKeysBegin, data_of(ragged.k)}};
+  }
+  Scratch gathered;
+  std::unordered_map<std::int64_t, void*> data;
+};
+
+}  // namespace
+
+std::vector<std::int32_t> cudnn_offsets(const AttentionShape& s, bool own_rows,
+                                        const std::vector<std::int32_t>& cum_rows,
+                                        const std::vector<std::int32_t>& cum_keys) {
+  const std::size_t count = cum_rows.size() - 1;
+  const auto segments = static_cast<std::size_t>(rounded(static_cast<std::int64_t>(count), 1));
+  const Strides stride(s, own_rows);
+  std::vector<std::int32_t> out;
+  for (const auto* cum : {&cum_rows, &cum_keys})
+    for (std::size_t i = 0; i < segments; ++i)
+      out.push_back(i < count ? (*cum)[i + 1] - (*cum)[i] : 0);
+  const auto begins = [&](const std::vector<std::int32_t>& cum, std::int64_t row_elements) {
+    for (std::size_t i = 0; i <= segments; ++i)
+      out.push_back(static_cast<std::int32_t>(cum[std::min(i, count)] * row_elements));
+  };
+  begins(cum_rows, stride.qkv);
+  begins(cum_rows, stride.out);
+  begins(cum_rows, s.num_heads);
+  begins(cum_keys, stride.keys);
+  begins(cum_keys, stride.d_keys);
+  return out;
+}
+
+bool cudnn_takes(Element e, const AttentionShape& s, const AttentionPlan& plan) {
+  constexpr std::int64_t kShort = 512, kMost = std::numeric_limits<std::int32_t>::max();
+  const Strides stride(s, plan.own_rows);
+  return e == Element::bf16 && plan.ragged && plan.max_keys > kShort && s.head_dim % 16 == 0 &&
+         s.head_dim <= 128 && !at::globalContext().deterministicAlgorithms() &&
+         plan.rows * stride.qkv <= kMost && plan.total_keys * stride.keys <= kMost &&
+         passes_for(s, plan);
+}
+
+void cudnn_attention(const AttentionShape& s, const AttentionPlan& plan, const void* qkv, void* out,
+                     float* log_sum_exp) {
+  Inputs inputs(s, plan, qkv);
+  const Scratch unread(log_sum_exp ? 0 : plan.rows * s.num_heads * 4);
+  inputs.data[kOut] = out;
+  inputs.data[kStats] = log_sum_exp ? log_sum_exp : unread.as<float>();
+  known_passes(s, plan).forward.run(std::move(inputs.data));
+}
+
+void cudnn_attention_backward(const AttentionShape& s, const AttentionPlan& plan, const void* qkv,
+                              const void* out, const void* dout, const float* log_sum_exp,
+                              void* dqkv) {
+  Inputs inputs(s, plan, qkv);
+  const std::int64_t elements = plan.total_keys * s.num_kv_heads * s.head_dim;
+  const Scratch d_keys(elements * 2), d_values(elements * 2);
+  auto& data = inputs.data;
+  data[kOut] = data_of(out);
+  data[kDOut] = data_of(dout);
+  data[kStats] = data_of(log_sum_exp);
+  data[kDQ] = dqkv;
+  data[kDK] = d_keys.as<void>();
+  data[kDV] = d_values.as<void>();
+  data[kDKeysBegin] = data_of(Ragged(plan.ragged, rounded(plan.num_segments, 1)).dk);
+  known_passes(s, plan).backward.run(std::move(data));
+  add_key_gradients(s, plan, d_keys.as<void>(), d_values.as<void>(), dqkv);
+}
+
+}  // namespace tandem::cuda

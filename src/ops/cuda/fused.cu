@@ -156,28 +156,47 @@ __global__ void finish_qkv_kernel(Heads heads, E* qkv, const KvWrite* writes, st
   for (int i = 2 * half + lane; i < heads.dim; i += 32) to[i] = from_float<E>(v[i]);
 }
 
-template <class E>
+// A warp a head of a row, a lane N elements at a time.
+template <class E, int N>
 __global__ void norm_heads_dx_kernel(Heads heads, const E* dy, const E* x, const E* q_weight,
                                      const E* k_weight, float offset, const float* rstd, E* dx,
                                      std::int64_t rows) {
-  const int lane = threadIdx.x % 32;
+  const int first = threadIdx.x % 32 * N;
   const std::int64_t index =
       static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (index >= rows * heads.count()) return;
   const int head = static_cast<int>(index % heads.count());
   const std::int64_t row = index / heads.count(), base = index * heads.dim;
+  float d[N], v[N], w[N];
   if (!heads.normed(head)) {
-    for (int i = lane; i < heads.dim; i += 32) dx[base + i] = dy[base + i];
+    for (int i = first; i < heads.dim; i += 32 * N) {
+      load<N>(dy + base + i, d);
+      store<N>(dx + base + i, d);
+    }
     return;
   }
   const E* weight = head < heads.q ? q_weight : k_weight;
   const float scale = rstd[row * (heads.q + heads.kv) + head];
-  auto gradient = [&](int i) { return to_float(dy[base + i]) * (to_float(weight[i]) + offset); };
+  const auto load_all = [&](int i) {
+    load<N>(dy + base + i, d);
+    load<N>(x + base + i, v);
+    load<N>(weight + i, w);
+#pragma unroll
+    for (int j = 0; j < N; ++j) d[j] *= w[j] + offset;
+  };
   float dot = 0;
-  for (int i = lane; i < heads.dim; i += 32) dot += gradient(i) * to_float(x[base + i]) * scale;
+  for (int i = first; i < heads.dim; i += 32 * N) {
+    load_all(i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) dot += d[j] * v[j] * scale;
+  }
   const float mean = warp_sum(dot) / static_cast<float>(heads.dim);
-  for (int i = lane; i < heads.dim; i += 32)
-    dx[base + i] = from_float<E>((gradient(i) - to_float(x[base + i]) * scale * mean) * scale);
+  for (int i = first; i < heads.dim; i += 32 * N) {
+    load_all(i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = (d[j] - v[j] * scale * mean) * scale;
+    store<N>(dx + base + i, v);
+  }
 }
 
 // Partial sums of the weights' gradients: a warp takes 64 rows of one head and 32 columns.
@@ -282,7 +301,10 @@ void norm_heads_dx(Element e, const AttentionShape& s, const void* dy, const voi
   if (rows == 0) return;
   with_element(e, [&](auto element) {
     using E = decltype(element);
-    norm_heads_dx_kernel<<<head_blocks(s, rows), kThreads, 0, stream()>>>(
+    const bool whole = s.head_dim % 128 == 0 && aligned16(dy) && aligned16(qkv) &&
+                       aligned16(q_weight) && aligned16(k_weight) && aligned16(dx);
+    const auto kernel = whole ? &norm_heads_dx_kernel<E, 4> : &norm_heads_dx_kernel<E, 1>;
+    kernel<<<head_blocks(s, rows), kThreads, 0, stream()>>>(
         heads_of(s), static_cast<const E*>(dy), static_cast<const E*>(qkv),
         static_cast<const E*>(q_weight), static_cast<const E*>(k_weight), offset, rstd,
         static_cast<E*>(dx), rows);

@@ -1,5 +1,7 @@
 // Row-wise kernels: norms, rotary embedding, gated activation, look-up and conversions. A row is
 // computed from itself alone, its sums in a fixed tree, in f32; results are rounded once.
+#include <numeric>
+
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/kernels.h"
 
@@ -126,22 +128,36 @@ void with_row_warps(std::int64_t width, F&& f) {
     f(std::integral_constant<int, 8>{});
 }
 
-// One thread a pair of one head of one row: (i, i + half), or (2i, 2i + 1).
-template <class E, bool kInterleaved>
-__global__ void rotary_kernel(E* x, std::int64_t row_stride, std::int64_t heads,
-                              std::int64_t head_dim, std::int64_t half,
+// One block a row, a thread N pairs of a head at a time: (i, i + half), or (2i, 2i + 1).
+constexpr int kRotaryThreads = 128;
+template <class E, int N, bool kInterleaved>
+__global__ void rotary_kernel(E* x, std::int64_t row_stride, int heads, int head_dim, int half,
                               const std::int32_t* positions, const float* cos, const float* sin,
-                              float sign, std::int64_t count) {
-  const std::int64_t p = item();
-  if (p >= count) return;
-  const std::int64_t i = p % half, h = p / half % heads, r = p / (half * heads);
-  E* low = x + r * row_stride + h * head_dim + (kInterleaved ? 2 * i : i);
-  E* high = low + (kInterleaved ? 1 : half);
-  const std::int64_t at = positions[r] * half + i;
-  float a = to_float(*low), b = to_float(*high);
-  turn(a, b, cos[at], sin[at] * sign);
-  *low = from_float<E>(a);
-  *high = from_float<E>(b);
+                              float sign) {
+  const std::int64_t row = blockIdx.x, table = static_cast<std::int64_t>(positions[row]) * half;
+  const int head_packs = half / N;
+  for (int p = threadIdx.x; p < heads * head_packs; p += kRotaryThreads) {
+    const int h = p / head_packs, i = p % head_packs * N;
+    E* const head = x + row * row_stride + h * head_dim;
+    float c[N], s[N];
+    load<N>(cos + table + i, c);
+    load<N>(sin + table + i, s);
+    if constexpr (kInterleaved) {
+      float v[2 * N];
+      load<2 * N>(head + 2 * i, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) turn(v[2 * j], v[2 * j + 1], c[j], s[j] * sign);
+      store<2 * N>(head + 2 * i, v);
+    } else {
+      float low[N], high[N];
+      load<N>(head + i, low);
+      load<N>(head + half + i, high);
+#pragma unroll
+      for (int j = 0; j < N; ++j) turn(low[j], high[j], c[j], s[j] * sign);
+      store<N>(head + i, low);
+      store<N>(head + half + i, high);
+    }
+  }
 }
 
 // What bf16 keeps of it the fast exponential gives too.
@@ -295,14 +311,17 @@ void rms_norm_dx(Element e, const void* dy, const void* x, const void* weight, f
 void rotary(Element e, void* x, std::int64_t row_stride, std::int64_t heads, std::int64_t head_dim,
             std::int64_t rotary_dim, bool interleaved, const std::int32_t* positions,
             const float* cos, const float* sin, int direction, std::int64_t rows) {
-  const std::int64_t half = rotary_dim / 2, count = rows * heads * half;
-  if (count == 0) return;
+  const std::int64_t half = rotary_dim / 2;
+  if (rows * heads * half == 0) return;
   with_element(e, [&](auto element) {
     using E = decltype(element);
-    const auto kernel = interleaved ? &rotary_kernel<E, true> : &rotary_kernel<E, false>;
-    kernel<<<blocks_for(count), kThreads, 0, stream()>>>(static_cast<E*>(x), row_stride, heads,
-                                                         head_dim, half, positions, cos, sin,
-                                                         static_cast<float>(direction), count);
+    // Heads and halves of heads begin at whole packs if all of these are multiples of one.
+    with_pack<E>(std::gcd(std::gcd(half, head_dim), row_stride), {x, cos, sin}, [&](auto n) {
+      const auto kernel = interleaved ? &rotary_kernel<E, n, true> : &rotary_kernel<E, n, false>;
+      kernel<<<static_cast<unsigned>(rows), kRotaryThreads, 0, stream()>>>(
+          static_cast<E*>(x), row_stride, static_cast<int>(heads), static_cast<int>(head_dim),
+          static_cast<int>(half), positions, cos, sin, static_cast<float>(direction));
+    });
   });
   CHECK_LAUNCH("rotary");
 }

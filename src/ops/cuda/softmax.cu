@@ -217,24 +217,32 @@ __global__ void sample_kernel(const float* logits, std::int64_t vocab, std::int6
 }
 
 // d logit_j = (d_log_prob·(1[j = id] - p_j) - d_entropy·p_j·(log p_j + H)) / T; out may be logits.
-template <class Y>
+// A thread takes four logits, N side by side, a block kChunk of a row.
+template <class Y, int N>
 __global__ void backward_kernel(const float* logits, std::int64_t vocab, const std::int32_t* ids,
                                 float inv, const float* log_sum_exp, const float* entropy,
                                 const float* d_log_prob, const float* d_entropy, Y* out) {
   const std::int64_t r = blockIdx.y;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kChunk + threadIdx.x;
   const float* z = logits + r * vocab;
   const float lse = log_sum_exp[r], dp = d_log_prob[r];
   const float dh = d_entropy ? d_entropy[r] : 0.0f, h = entropy ? entropy[r] : 0.0f;
+  const std::int32_t id = ids[r];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const std::int64_t at = i + j * (kChunk / 4);
+  for (int part = 0; part < 4 / N; ++part) {
+    const std::int64_t at =
+        static_cast<std::int64_t>(blockIdx.x) * kChunk + part * (kChunk / 4 * N) + threadIdx.x * N;
     if (at >= vocab) break;
-    const float log_p = z[at] * inv - lse, p = expf(log_p);
-    float g = -dp * p;
-    if (d_entropy) g -= dh * p * (fmaxf(log_p, -1e30f) + h);
-    if (at == ids[r]) g += dp;
-    out[r * vocab + at] = from_float<Y>(g * inv);
+    float v[N];
+    load<N>(z + at, v);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float log_p = v[j] * inv - lse, p = expf(log_p);
+      float g = -dp * p;
+      if (d_entropy) g -= dh * p * (fmaxf(log_p, -1e30f) + h);
+      if (at + j == id) g += dp;
+      v[j] = g * inv;
+    }
+    store<N>(out + r * vocab + at, v);
   }
 }
 
@@ -274,9 +282,10 @@ void backward(const float* logits, const std::int32_t* ids, float temperature,
               const float* d_entropy, std::int64_t rows, std::int64_t vocab, Y* out) {
   for (std::int64_t first = 0; first < rows; first += kMaxRows) {
     const std::int64_t n = std::min(kMaxRows, rows - first);
-    backward_kernel<<<dim3(static_cast<unsigned>(ceil_div(vocab, kChunk)),
-                           static_cast<unsigned>(n)),
-                      kChunk / 4, 0, stream()>>>(
+    const bool wide = vocab % 4 == 0 && aligned16(logits) && aligned16(out);
+    const auto kernel = wide ? &backward_kernel<Y, 4> : &backward_kernel<Y, 1>;
+    kernel<<<dim3(static_cast<unsigned>(ceil_div(vocab, kChunk)), static_cast<unsigned>(n)),
+             kChunk / 4, 0, stream()>>>(
         logits + first * vocab, vocab, ids + first, 1.0f / temperature, log_sum_exp + first,
         entropy ? entropy + first : nullptr, d_log_prob + first,
         d_entropy ? d_entropy + first : nullptr, out + first * vocab);

@@ -91,25 +91,24 @@ __device__ inline float head_scale(const E* x, int dim, float eps) {
   return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
 }
 
-// A warp a head of a row: norm of query and key heads, copy of value heads.
+// A block a row, a warp one head after the other: norm of query and key heads, copy of value heads.
 template <class E>
 __global__ void norm_heads_kernel(Heads heads, const E* x, const E* q_weight, const E* k_weight,
-                                  float eps, float offset, E* y, float* rstd, std::int64_t rows) {
+                                  float eps, float offset, E* y, float* rstd) {
   const int lane = threadIdx.x % 32;
-  const std::int64_t index =
-      static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (index >= rows * heads.count()) return;
-  const int head = static_cast<int>(index % heads.count());
-  const std::int64_t row = index / heads.count(), base = index * heads.dim;
-  if (!heads.normed(head)) {
-    for (int i = lane; i < heads.dim; i += 32) y[base + i] = x[base + i];
-    return;
+  const std::int64_t row = blockIdx.x;
+  for (int head = threadIdx.x / 32; head < heads.count(); head += kThreads / 32) {
+    const std::int64_t base = (row * heads.count() + head) * heads.dim;
+    if (!heads.normed(head)) {
+      for (int i = lane; i < heads.dim; i += 32) y[base + i] = x[base + i];
+      continue;
+    }
+    const E* weight = head < heads.q ? q_weight : k_weight;
+    const float scale = head_scale(x + base, heads.dim, eps);
+    if (lane == 0 && rstd) rstd[row * (heads.q + heads.kv) + head] = scale;
+    for (int i = lane; i < heads.dim; i += 32)
+      y[base + i] = from_float<E>(to_float(x[base + i]) * scale * (to_float(weight[i]) + offset));
   }
-  const E* weight = head < heads.q ? q_weight : k_weight;
-  const float scale = head_scale(x + base, heads.dim, eps);
-  if (lane == 0 && rstd) rstd[row * (heads.q + heads.kv) + head] = scale;
-  for (int i = lane; i < heads.dim; i += 32)
-    y[base + i] = from_float<E>(to_float(x[base + i]) * scale * (to_float(weight[i]) + offset));
 }
 
 // A warp a head of a written row: norm (if there are weights), rotation, and keys and values into
@@ -156,46 +155,44 @@ __global__ void finish_qkv_kernel(Heads heads, E* qkv, const KvWrite* writes, st
   for (int i = 2 * half + lane; i < heads.dim; i += 32) to[i] = from_float<E>(v[i]);
 }
 
-// A warp a head of a row, a lane N elements at a time.
+// A block a row, a warp one head after the other, a lane N elements at a time.
 template <class E, int N>
 __global__ void norm_heads_dx_kernel(Heads heads, const E* dy, const E* x, const E* q_weight,
-                                     const E* k_weight, float offset, const float* rstd, E* dx,
-                                     std::int64_t rows) {
+                                     const E* k_weight, float offset, const float* rstd, E* dx) {
   const int first = threadIdx.x % 32 * N;
-  const std::int64_t index =
-      static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (index >= rows * heads.count()) return;
-  const int head = static_cast<int>(index % heads.count());
-  const std::int64_t row = index / heads.count(), base = index * heads.dim;
-  float d[N], v[N], w[N];
-  if (!heads.normed(head)) {
-    for (int i = first; i < heads.dim; i += 32 * N) {
-      load<N>(dy + base + i, d);
-      store<N>(dx + base + i, d);
+  const std::int64_t row = blockIdx.x;
+  for (int head = threadIdx.x / 32; head < heads.count(); head += kThreads / 32) {
+    const std::int64_t base = (row * heads.count() + head) * heads.dim;
+    float d[N], v[N], w[N];
+    if (!heads.normed(head)) {
+      for (int i = first; i < heads.dim; i += 32 * N) {
+        load<N>(dy + base + i, d);
+        store<N>(dx + base + i, d);
+      }
+      continue;
     }
-    return;
-  }
-  const E* weight = head < heads.q ? q_weight : k_weight;
-  const float scale = rstd[row * (heads.q + heads.kv) + head];
-  const auto load_all = [&](int i) {
-    load<N>(dy + base + i, d);
-    load<N>(x + base + i, v);
-    load<N>(weight + i, w);
+    const E* weight = head < heads.q ? q_weight : k_weight;
+    const float scale = rstd[row * (heads.q + heads.kv) + head];
+    const auto load_all = [&](int i) {
+      load<N>(dy + base + i, d);
+      load<N>(x + base + i, v);
+      load<N>(weight + i, w);
 #pragma unroll
-    for (int j = 0; j < N; ++j) d[j] *= w[j] + offset;
-  };
-  float dot = 0;
-  for (int i = first; i < heads.dim; i += 32 * N) {
-    load_all(i);
+      for (int j = 0; j < N; ++j) d[j] *= w[j] + offset;
+    };
+    float dot = 0;
+    for (int i = first; i < heads.dim; i += 32 * N) {
+      load_all(i);
 #pragma unroll
-    for (int j = 0; j < N; ++j) dot += d[j] * v[j] * scale;
-  }
-  const float mean = warp_sum(dot) / static_cast<float>(heads.dim);
-  for (int i = first; i < heads.dim; i += 32 * N) {
-    load_all(i);
+      for (int j = 0; j < N; ++j) dot += d[j] * v[j] * scale;
+    }
+    const float mean = warp_sum(dot) / static_cast<float>(heads.dim);
+    for (int i = first; i < heads.dim; i += 32 * N) {
+      load_all(i);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = (d[j] - v[j] * scale * mean) * scale;
-    store<N>(dx + base + i, v);
+      for (int j = 0; j < N; ++j) v[j] = (d[j] - v[j] * scale * mean) * scale;
+      store<N>(dx + base + i, v);
+    }
   }
 }
 
@@ -274,9 +271,9 @@ void norm_heads(Element e, const AttentionShape& s, const void* qkv, const void*
   if (rows == 0) return;
   with_element(e, [&](auto element) {
     using E = decltype(element);
-    norm_heads_kernel<<<head_blocks(s, rows), kThreads, 0, stream()>>>(
+    norm_heads_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream()>>>(
         heads_of(s), static_cast<const E*>(qkv), static_cast<const E*>(q_weight),
-        static_cast<const E*>(k_weight), eps, offset, static_cast<E*>(y), rstd, rows);
+        static_cast<const E*>(k_weight), eps, offset, static_cast<E*>(y), rstd);
   });
   CHECK_LAUNCH("norm_heads");
 }
@@ -304,10 +301,10 @@ void norm_heads_dx(Element e, const AttentionShape& s, const void* dy, const voi
     const bool whole = s.head_dim % 128 == 0 && aligned16(dy) && aligned16(qkv) &&
                        aligned16(q_weight) && aligned16(k_weight) && aligned16(dx);
     const auto kernel = whole ? &norm_heads_dx_kernel<E, 4> : &norm_heads_dx_kernel<E, 1>;
-    kernel<<<head_blocks(s, rows), kThreads, 0, stream()>>>(
+    kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream()>>>(
         heads_of(s), static_cast<const E*>(dy), static_cast<const E*>(qkv),
         static_cast<const E*>(q_weight), static_cast<const E*>(k_weight), offset, rstd,
-        static_cast<E*>(dx), rows);
+        static_cast<E*>(dx));
   });
   CHECK_LAUNCH("norm_heads_dx");
 }

@@ -62,19 +62,22 @@ std::int64_t ConfigReader::integer(const std::string& key, std::int64_t minimum,
   return value->get<std::int64_t>();
 }
 
-double ConfigReader::number(const Json& object, const std::string& key, double otherwise) {
-  const Json* value = find_in(object, key);
-  if (!value) return otherwise;
-  if (!value->is_number() || !(value->get<double>() >= 0)) {
-    fault("{} is {}, wanted a number, 0 or more", key, value->dump());
+double ConfigReader::number_of(const Json& value, const std::string& name, double otherwise) {
+  if (!value.is_number() || !(value.get<double>() >= 0)) {
+    fault("{} is {}, wanted a number, 0 or more", name, value.dump());
     return otherwise;
   }
-  return value->get<double>();
+  return value.get<double>();
+}
+
+double ConfigReader::number(const ConfigObject& object, const std::string& key, double otherwise) {
+  const Json* value = find_in(object.json, key);
+  return value ? number_of(*value, object.path + "." + key, otherwise) : otherwise;
 }
 
 double ConfigReader::number(const std::string& key, double otherwise) {
   const Json* value = find(key);
-  return value ? number(Json{{key, *value}}, key, otherwise) : otherwise;
+  return value ? number_of(*value, key, otherwise) : otherwise;
 }
 
 bool ConfigReader::boolean(const std::string& key, bool otherwise) {
@@ -87,30 +90,31 @@ bool ConfigReader::boolean(const std::string& key, bool otherwise) {
   return value->get<bool>();
 }
 
-std::string ConfigReader::text(const Json& object, const std::string& key) {
-  const Json* value = find_in(object, key);
-  if (!value) return {};
-  if (!value->is_string()) {
-    fault("{} is {}, wanted a text", key, value->dump());
-    return {};
-  }
-  return value->get<std::string>();
+std::string ConfigReader::text_of(const Json& value, const std::string& name) {
+  if (value.is_string()) return value.get<std::string>();
+  fault("{} is {}, wanted a text", name, value.dump());
+  return {};
+}
+
+std::string ConfigReader::text(const ConfigObject& object, const std::string& key) {
+  const Json* value = find_in(object.json, key);
+  return value ? text_of(*value, object.path + "." + key) : std::string();
 }
 
 std::string ConfigReader::text(const std::string& key) {
   const Json* value = find(key);
-  return value ? text(Json{{key, *value}}, key) : std::string();
+  return value ? text_of(*value, key) : std::string();
 }
 
-std::vector<double> ConfigReader::numbers(const Json& object, const std::string& key) {
+std::vector<double> ConfigReader::numbers(const ConfigObject& object, const std::string& key) {
   std::vector<double> out;
-  const Json* value = find_in(object, key);
+  const Json* value = find_in(object.json, key);
   if (!value) return out;
   const Json list = value->is_array() ? *value : Json::array();
   for (const Json& item : list)
     if (item.is_number() && item.get<double>() > 0) out.push_back(item.get<double>());
   if (!value->is_array() || out.size() != list.size()) {
-    fault("{} is {}, wanted a list of numbers above 0", key, value->dump());
+    fault("{}.{} is {}, wanted a list of numbers above 0", object.path, key, value->dump());
     out.clear();
   }
   return out;

@@ -14,6 +14,12 @@
 
 namespace tandem {
 
+// An object inside the config and where it stands, for instance "rope_scaling"; faults begin so.
+struct ConfigObject {
+  const Json& json;
+  std::string path;
+};
+
 class ConfigReader {
  public:
   ConfigReader(const Json& config, std::string_view where);
@@ -43,17 +49,21 @@ class ConfigReader {
   bool boolean(const std::string& key, bool otherwise);
   std::string text(const std::string& key);  // absent: empty
 
-  // Of an object inside the config, for instance rope_parameters.
+  // Of an object inside the config.
   static const Json* find_in(const Json& object, const std::string& key);
-  double number(const Json& object, const std::string& key, double otherwise);
-  std::string text(const Json& object, const std::string& key);
+  double number(const ConfigObject& object, const std::string& key, double otherwise);
+  std::string text(const ConfigObject& object, const std::string& key);
   // A list of positive numbers; absent: empty.
-  std::vector<double> numbers(const Json& object, const std::string& key);
+  std::vector<double> numbers(const ConfigObject& object, const std::string& key);
 
   // One id or a list of ids; absent: empty. `from` is the file that `value` comes from.
   std::vector<std::int32_t> ids(const Json* value, std::string_view key, std::string_view from);
 
  private:
+  // The value of each type, or a fault about `name`.
+  double number_of(const Json& value, const std::string& name, double otherwise);
+  std::string text_of(const Json& value, const std::string& name);
+
   const Json& top_;
   const Json* inner_ = nullptr;
   std::string where_;

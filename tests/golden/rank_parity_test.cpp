@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <thread>
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -20,6 +19,7 @@
 #include "rank/worker.h"
 #include "trainer/packed_batch.h"
 #include "trainer/score.h"
+#include "unit/rank_threads.h"
 
 namespace tandem {
 namespace {
@@ -242,23 +242,16 @@ TEST(TensorParallel, AgreesWithTransformers) {
   const Json expected = read_json_file(path + "/expected.json");
   if (tested_place() != Place::cpu) return expect_agreement_over_gpus(path, expected);
   const HfFolder folder = HfFolder::open(path);
-  const Store server = Store::serve("127.0.0.1", 0, 30);
-  int groups = 0;
   for (const ShardRule rule : {ShardRule::exact, ShardRule::row_parallel})
     for (const int size : {2, 4})
       for (const Json& sequence : expected.at("sequences")) {
         const auto ids = sequence.at("input_ids").get<Ids>();
         const auto want = sequence.at("logprobs").get<std::vector<double>>();
-        const std::string name = fmt::format("tp/{}", groups++);
         std::vector<std::vector<float>> got(static_cast<std::size_t>(size));
-        std::vector<std::thread> ranks;
-        for (int r = 0; r < size; ++r)
-          ranks.emplace_back([&, r] {
-            const Store client = Store::connect("127.0.0.1", server.port(), 30);
-            Group group = Group::gloo(client, name, r, size);
-            got[r] = parallel_log_probs(folder, ids, group, Element::f32, rule);
-          });
-        for (std::thread& rank : ranks) rank.join();
+        on_rank_threads(size, [&](int r, const Store& store) {
+          Group group = Group::gloo(store, "tp", r, size);
+          got[r] = parallel_log_probs(folder, ids, group, Element::f32, rule);
+        });
         for (const auto& rank : got) {
           ASSERT_EQ(rank.size(), want.size());
           for (std::size_t i = 0; i < want.size(); ++i)

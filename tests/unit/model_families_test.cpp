@@ -109,6 +109,8 @@ TEST(Phi3, FusedTensorsAndLongRope) {
   EXPECT_TRUE(holds(fault_of(newer), "original_max_position_embeddings is 128 and"));
   json["rope_scaling"]["long_factor"] = {1, 2};
   EXPECT_TRUE(holds(fault_of(json), "rope_scaling.long_factor has 2 numbers, wanted 3"));
+  json["rope_scaling"]["long_factor"] = {1, 2, "3"};
+  EXPECT_TRUE(holds(fault_of(json), "rope_scaling.long_factor is [1,2,\"3\"], wanted a list"));
   json["rope_scaling"] = {{"type", "linear"}, {"factor", 2}};
   EXPECT_TRUE(holds(fault_of(json), "longrope"));
 }

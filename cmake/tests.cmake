@@ -43,9 +43,13 @@ foreach(file ${py_tests})
   add_test(NAME ${tier}.${stem} COMMAND ${CMAKE_SOURCE_DIR}/.venv/bin/python ${file} ${CMAKE_BINARY_DIR} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${tier}.${stem} PROPERTIES LABELS ${tier} TIMEOUT 1200 SKIP_RETURN_CODE 77)
   if(tier STREQUAL "e2e")
-    set_tests_properties(${tier}.${stem} PROPERTIES RUN_SERIAL TRUE)
+    # Mostly waits and runs of one thread a rank: side by side, begun first so that short tests fill up.
+    set_tests_properties(${tier}.${stem} PROPERTIES COST 100 ENVIRONMENT "OMP_WAIT_POLICY=passive")
   endif()
 endforeach()
+# Runs of several ranks at once, and one that uses the whole machine.
+set_tests_properties(e2e.placement_test PROPERTIES PROCESSORS 2)
+set_tests_properties(e2e.demo_test PROPERTIES RUN_SERIAL TRUE)
 # On a machine with a GPU and the part for it, the tiers that name a device run there once more.
 file(GLOB gpu_devices /dev/nvidia[0-9])
 if(gpu_devices AND TANDEM_CUDA)
@@ -61,5 +65,5 @@ file(GLOB oracle_tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/oracle/*_test
 foreach(file ${oracle_tests})
   get_filename_component(stem ${file} NAME_WE)
   add_test(NAME oracle.${stem} COMMAND ${CMAKE_SOURCE_DIR}/.venv-oracle/bin/python ${file} ${CMAKE_BINARY_DIR} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  set_tests_properties(oracle.${stem} PROPERTIES LABELS oracle TIMEOUT 1200 SKIP_RETURN_CODE 77)
+  set_tests_properties(oracle.${stem} PROPERTIES LABELS oracle TIMEOUT 1200 SKIP_RETURN_CODE 77 COST 50 ENVIRONMENT "OMP_WAIT_POLICY=passive")
 endforeach()

@@ -284,7 +284,8 @@ Model::Residual Model::run_layer(std::int64_t layer, const Residual& before,
   const auto mixed = attend(l, linear(in.normed, *l.qkv, l.qkv_bias), positions);
   const auto middle = add_norm(
       {in.sum, norm(linear_after_cut(mixed, *l.o, l.o_bias), l.after_attention)}, l.before_mlp);
-  const auto act = gate_mul(linear(middle.normed, *l.gate_up, l.gate_up_bias), config_.activation);
+  const auto act =
+      linear_gate_mul(middle.normed, *l.gate_up, l.gate_up_bias, config_.activation);
   const Residual left{middle.sum, norm(linear_after_cut(act, *l.down, l.down_bias), l.after_mlp)};
   if (gather_) need_for_backward(layer, left);
   return left;

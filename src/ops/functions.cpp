@@ -522,6 +522,18 @@ at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation) {
   return GateMul::apply(gate_up, static_cast<std::int64_t>(activation));
 }
 
+at::Tensor linear_gate_mul(const at::Tensor& x, const WeightView& w, const WeightView* bias,
+                           Activation activation) {
+  if (w.place == Place::cuda && !at::GradMode::is_enabled()) {
+    auto y = empty_rows(x, x.size(0), w.rows / 2);
+    if (cuda_part().linear_gated(w.element, activation, x.data_ptr(), w.data,
+                                 bias ? bias->data : nullptr, y.data_ptr(), x.size(0), w.rows,
+                                 w.cols))
+      return y;
+  }
+  return gate_mul(linear(x, w, bias), activation);
+}
+
 at::Tensor linear_f32(const at::Tensor& x, const WeightView& w) {
   check_rows(w, x);
   auto z = at::empty({x.size(0), w.rows}, f32_like(x));

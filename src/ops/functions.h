@@ -72,6 +72,9 @@ at::Tensor finish_qkv_and_attend(const at::Tensor& qkv, const AttentionShape& sh
                                  const at::Tensor& positions, const RopeTable* table);
 // activation(gate)·up of [rows, 2·width] -> [rows, width].
 at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation);
+// gate_mul(linear(x, w, bias)); without gradients on a GPU in one pass where that is faster.
+at::Tensor linear_gate_mul(const at::Tensor& x, const WeightView& w, const WeightView* bias,
+                           Activation activation);
 
 // x·Wᵀ with its f32 sums kept, as logits are: [rows, k] -> f32 [rows, n]. No gradient.
 at::Tensor linear_f32(const at::Tensor& x, const WeightView& w);

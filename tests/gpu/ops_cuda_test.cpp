@@ -75,7 +75,14 @@ TEST_P(Cuda, Linear) {
                             {3, 1100, 264},
                             {4, 100, 2560},
                             {2, 21, 3000},
-                            {3, 9, 5000}}) {
+                            {3, 9, 5000},
+                            // weights streamed: tiles of many widths, shared by two blocks or in turns
+                            {2, 66, 72},
+                            {7, 6144, 256},
+                            {17, 2560, 1032},
+                            {33, 576, 1536},
+                            {48, 1002, 200},
+                            {5, 22000, 64}}) {
     for (const bool with_bias : {false, true}) {
       const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e),
                  dy = values({rows, n}, e);
@@ -94,6 +101,27 @@ TEST_P(Cuda, Linear) {
       EXPECT_CLOSE(weight.grad, 2 * at::matmul(dy.t(), x), e);
     }
   }
+}
+
+TEST_P(Cuda, GatedLinear) {
+  for (const std::int64_t rows : {1, 2, 8, 31, 64, 65, 100, 128, 129})
+    for (auto [n, k] : {std::pair{3072, 576}, {96, 72}, {1004, 200}, {20, 64}, {21504, 64}, {6, 7}})
+      for (const auto activation : {Activation::silu, Activation::gelu_tanh}) {
+        const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e);
+        const Weight weight(w, e), bias(b.view({1, n}), e);
+        const bool with_bias = rows % 2 == 0;
+        const at::NoGradGuard without_gradients;
+        const auto run = [&] {
+          return linear_gate_mul(on_gpu(x, e), weight.view, with_bias ? &bias.view : nullptr,
+                                 activation);
+        };
+        const auto gate_up = at::matmul(x, w.t()) + (with_bias ? b : at::zeros({n}));
+        const auto gate = gate_up.narrow(1, 0, n / 2), up = gate_up.narrow(1, n / 2, n / 2);
+        const auto y = run();
+        EXPECT_CLOSE(y, (activation == Activation::silu ? at::silu(gate) : at::gelu(gate, "tanh")) *
+                            up, e);
+        EXPECT_TRUE(at::equal(y, run()));
+      }
 }
 
 TEST_P(Cuda, RmsNorm) {

@@ -16,8 +16,8 @@ __global__ void add_rms_norm_kernel(const E* x, const E* delta, const E* weight,
                                     float offset, E* sum, E* y, float* rstd, std::int64_t width) {
   __shared__ float shared[kThreads / 32];
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * width;
-  previous_done();
   next_may_start();
+  previous_done();
   float squares = 0;
   for (std::int64_t i = threadIdx.x * N; i < width; i += kThreads * N) {
     float a[N], b[N];
@@ -122,8 +122,8 @@ __global__ void finish_qkv_kernel(Heads heads, E* qkv, const KvWrite* writes, st
   const int lane = threadIdx.x % 32;
   const std::int64_t index =
       static_cast<std::int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  previous_done();
   next_may_start();
+  previous_done();
   if (index >= rows * heads.count()) return;
   const int head = static_cast<int>(index % heads.count());
   const KvWrite write = writes[index / heads.count()];

@@ -1,4 +1,4 @@
-// Matrix products through cuBLAS (through gemv.cu for a few rows). All matrices are row-major, so
+// Matrix products through cuBLAS (through gemv.cu and stream_gemm.cu for a few rows). All matrices are row-major, so
 // cuBLAS (column-major) sees their transposes. Inputs are bf16 or f32, sums are f32; f32 inputs are
 // multiplied as f32, not as TF32. Where a result adds to what is there (weight gradients, a bias
 // laid down first), the sum is taken in f32 and rounded once.
@@ -8,6 +8,7 @@
 #include "ops/cuda/gemv.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/pinned_gemm.h"
+#include "ops/cuda/stream_gemm.h"
 
 namespace tandem::cuda {
 namespace {
@@ -80,6 +81,8 @@ class Rounded {
 void linear(Element e, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
             std::int64_t rows, std::int64_t n, std::int64_t k) {
   if (exact_mode()) return linear_cut(e, x, w, bias, y, y_is_f32, rows, n, k, n);
+  if (!y_is_f32 && stream_takes(e, x, w, rows, n, k))
+    return stream_linear(x, w, bias, y, rows, n, k);
   if (gemv_takes(e, x, w, rows, n, k)) return gemv(x, w, bias, y, y_is_f32, rows, n, k);
   if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
   multiply(e, n, rows, k, {w, CUBLAS_OP_T, k}, {x, CUBLAS_OP_N, k}, y, y_is_f32, n,
@@ -91,6 +94,13 @@ void linear_cut(Element e, const void* x, const void* w, const void* bias, void*
   if (!exact_mode()) return linear(e, x, w, bias, y, y_is_f32, rows, n, k);
   if (bias) fill_rows(e, bias, y, y_is_f32, rows, n);
   pinned_linear(e, x, w, y, y_is_f32, bias != nullptr, rows, n, k, whole_n);
+}
+
+bool linear_gated(Element e, Activation activation, const void* x, const void* w, const void* bias,
+                  void* y, std::int64_t rows, std::int64_t n, std::int64_t k) {
+  if (exact_mode() || !stream_takes_gated(e, x, w, rows, n, k)) return false;
+  stream_gated(activation, x, w, bias, y, rows, n, k);
+  return true;
 }
 
 void linear_dx(Element e, const void* dy, bool dy_is_f32, const void* w, void* dx,

@@ -37,6 +37,7 @@ template <int kRows, int kParts, class Y>
 __global__ void __launch_bounds__(kWarps * 32)
     gemv_kernel(const bf16_t* x, const bf16_t* w, const bf16_t* bias, Y* y, int n, int k) {
   const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
+  next_may_start();
   if (row >= n) return;
   const bf16_t* from = w + static_cast<std::int64_t>(row) * k;
   float sum[kRows] = {};
@@ -49,7 +50,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   const bool long_row = i + (kParts - 1) * 256 < k;
   if (long_row) load_parts();  // of weights, while the kernel before ends
   previous_done();
-  next_may_start();
   for (bool loaded = long_row; i + (kParts - 1) * 256 < k; i += kParts * 256, loaded = false) {
     if (!loaded) load_parts();
 #pragma unroll

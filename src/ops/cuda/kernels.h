@@ -11,6 +11,8 @@ void linear(Element, const void* x, const void* w, const void* bias, void* y, bo
             std::int64_t rows, std::int64_t n, std::int64_t k);
 void linear_cut(Element, const void* x, const void* w, const void* bias, void* y, bool y_is_f32,
                 std::int64_t rows, std::int64_t n, std::int64_t k, std::int64_t whole_n);
+bool linear_gated(Element, Activation, const void* x, const void* w, const void* bias, void* y,
+                  std::int64_t rows, std::int64_t n, std::int64_t k);
 void linear_dx(Element, const void* dy, bool dy_is_f32, const void* w, void* dx, std::int64_t rows,
                std::int64_t n, std::int64_t k);
 void linear_dw(Element, const void* dy, bool dy_is_f32, const void* x, float* dw, bool accumulate,

@@ -1,30 +1,19 @@
 // Device memory in reserved address ranges (CUDA's virtual memory management): the physical memory
 // behind a range can be given back and taken again at the same address, so that captured graphs and
 // pointers stay right, and a range can be mapped by another process of the host, whose GPU then
-// reads it over NVLink. The driver's functions are looked up at run time, so that the part links
-// without libcuda. Invariant: what `ranges` lists is reserved, and mapped unless given back.
+// reads it over NVLink. Invariant: what `ranges` lists is reserved, and mapped unless given back.
 #include "ops/cuda/memory.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <cuda.h>
 
 #include <map>
 #include <mutex>
 
 #include "ops/cuda/device.h"
+#include "ops/cuda/driver.h"
 
 namespace tandem::cuda {
 namespace {
-
-template <class F>
-F* driver(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  CHECK_CUDA(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result));
-  if (result != cudaDriverEntryPointSuccess || !function)
-    throw std::runtime_error(std::string("CUDA driver: it has no ") + name);
-  return reinterpret_cast<F*>(function);
-}
 
 struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity =
@@ -45,12 +34,6 @@ struct Driver {
 const Driver& cu() {
   static const Driver made;
   return made;
-}
-
-void check_driver(CUresult code, const char* call) {
-  if (code != CUDA_SUCCESS)
-    throw std::runtime_error(std::string("CUDA driver: ") + call + ": error " +
-                             std::to_string(static_cast<int>(code)));
 }
 
 struct Range {

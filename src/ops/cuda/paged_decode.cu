@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kWarps * 32, 3) decode_kernel(Work w) {
   Keys<kDim> keys;
   std::int64_t at = any ? page_at(page) : 0;
   if (early) keys.load(w.k_blocks + at, stride, kPage);
-  previous_done();
   next_may_start();
+  previous_done();
   if (!valid) return;
   if (any && !early) keys.load(w.k_blocks + at, stride, end - page * kPage);
   uint4 query[kDim / 32];

@@ -225,6 +225,7 @@ const CudaPart* start(int device) {
           .link_all_gather = &link_all_gather,
           .link_settle = &link_settle,
           .linear_cut = &linear_cut,
+          .linear_gated = &linear_gated,
           .plan_attention = &plan_attention,
           .free_plan = &free_plan,
           .reserve_plan = &reserve_plan,

@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 8;
+inline constexpr int kCudaPartVersion = 9;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -150,6 +150,10 @@ struct CudaPart {
   void (*linear_cut)(Element, const void* x, const void* w, const void* bias, void* y,
                      bool y_is_f32, std::int64_t rows, std::int64_t n, std::int64_t k,
                      std::int64_t whole_n) = nullptr;
+  // Kernels::gate_mul of Kernels::linear (n columns, of which y has half) in one pass, to the
+  // rounding of its sums' order; false, and nothing done, where that would not be faster.
+  bool (*linear_gated)(Element, Activation, const void* x, const void* w, const void* bias, void* y,
+                       std::int64_t rows, std::int64_t n, std::int64_t k) = nullptr;
 
   AttentionPlan* (*plan_attention)(Element, const AttentionShape&, const AttentionCall&) = nullptr;
   void (*free_plan)(AttentionPlan*) = nullptr;

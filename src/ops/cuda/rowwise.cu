@@ -2,6 +2,7 @@
 // computed from itself alone, its sums in a fixed tree, in f32; results are rounded once.
 #include <numeric>
 
+#include "ops/cuda/activation.cuh"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/kernels.h"
 
@@ -38,8 +39,8 @@ template <class E, int N>
 __global__ void gather_rows_kernel(const E* w, std::int64_t k, const std::int32_t* ids,
                                    std::int64_t packs, E* y) {
   const std::int64_t i = item(), row_packs = k / N;
-  previous_done();
   next_may_start();
+  previous_done();
   if (i >= packs) return;
   const std::int64_t r = i / row_packs, c = i % row_packs * N;
   *reinterpret_cast<Pack<E, N>*>(y + r * k + c) =
@@ -63,8 +64,8 @@ __global__ void rms_norm_kernel(const E* x, const E* weight, float eps, float of
   const int group = threadIdx.x / (32 * kWarps), t = threadIdx.x % (32 * kWarps);
   const std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kRows + group;
   const bool live = r < rows;
-  previous_done();
   next_may_start();
+  previous_done();
   float sum = 0;
   for (std::int64_t i = t * N; live && i < width; i += kStep) {
     float v[N];
@@ -160,40 +161,18 @@ __global__ void rotary_kernel(E* x, std::int64_t row_stride, int heads, int head
   }
 }
 
-// What bf16 keeps of it the fast exponential gives too.
-template <class E>
-__device__ inline float sigmoid(float x) {
-  if constexpr (sizeof(E) == 4) return 1.0f / (1.0f + expf(-x));
-  return 1.0f / (1.0f + __expf(-x));
-}
-
-// Both activations are x·sigmoid(z(x)), as on the CPU (kernels/rowwise.h).
-struct Silu {
-  __device__ static float z(float x) { return x; }
-  __device__ static float dz(float) { return 1.0f; }
-};
-struct GeluTanh {
-  static constexpr float kScale = 1.5957691216057308f, kCubic = 0.044715f;
-  __device__ static float z(float x) { return kScale * (x + kCubic * x * x * x); }
-  __device__ static float dz(float x) { return kScale * (1.0f + 3.0f * kCubic * x * x); }
-};
-template <class F>
-void with_activation(Activation activation, F&& f) {
-  activation == Activation::silu ? f(Silu{}) : f(GeluTanh{});
-}
-
 template <class E, int N, class Act>
 __global__ void gate_mul_kernel(const E* x, E* y, std::int64_t packs, std::int64_t width) {
   const std::int64_t p = item(), row_packs = width / N;
-  previous_done();
   next_may_start();
+  previous_done();
   if (p >= packs) return;
   const std::int64_t r = p / row_packs, i = p % row_packs * N;
   float g[N], u[N];
   load<N>(x + r * 2 * width + i, g);
   load<N>(x + r * 2 * width + width + i, u);
 #pragma unroll
-  for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid<E>(Act::z(g[j])) * u[j];
+  for (int j = 0; j < N; ++j) g[j] = gated<E, Act>(g[j], u[j]);
   store<N>(y + r * width + i, g);
 }
 

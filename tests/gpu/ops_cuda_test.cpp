@@ -118,8 +118,9 @@ TEST_P(Cuda, GatedLinear) {
         const auto gate_up = at::matmul(x, w.t()) + (with_bias ? b : at::zeros({n}));
         const auto gate = gate_up.narrow(1, 0, n / 2), up = gate_up.narrow(1, n / 2, n / 2);
         const auto y = run();
-        EXPECT_CLOSE(y, (activation == Activation::silu ? at::silu(gate) : at::gelu(gate, "tanh")) *
-                            up, e);
+        const auto want = (activation == Activation::silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
+        EXPECT_LT(difference(back(y), want), 2 * tolerance(e))  // rounded twice
+            << rows << " rows, n " << n << ", k " << k;
         EXPECT_TRUE(at::equal(y, run()));
       }
 }

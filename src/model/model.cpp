@@ -256,7 +256,7 @@ AddedNorm Model::add_norm(const Residual& r, const WeightView* weight, float per
 
 at::Tensor Model::attend(const Layer& l, at::Tensor qkv, const at::Tensor& positions) {
   const bool by_head = l.q_norm && config_.qk_norm == QkNorm::head;
-  const bool one_pass = can_finish_qkv(qkv, l.kv);
+  const bool one_pass = is_rollout_call(qkv, l.kv);
   if (!one_pass || !by_head) qkv = norm_queries_and_keys(l, qkv);
   if (one_pass)
     return finish_qkv_and_attend(qkv, l.shape, l.kv,
@@ -284,8 +284,8 @@ Model::Residual Model::run_layer(std::int64_t layer, const Residual& before,
   const auto mixed = attend(l, linear(in.normed, *l.qkv, l.qkv_bias), positions);
   const auto middle = add_norm(
       {in.sum, norm(linear_after_cut(mixed, *l.o, l.o_bias), l.after_attention)}, l.before_mlp);
-  const auto act =
-      linear_gate_mul(middle.normed, *l.gate_up, l.gate_up_bias, config_.activation);
+  const auto act = linear_gate_mul(middle.normed, *l.gate_up, l.gate_up_bias, config_.activation,
+                                   is_rollout_call(middle.normed, l.kv));
   const Residual left{middle.sum, norm(linear_after_cut(act, *l.down, l.down_bias), l.after_mlp)};
   if (gather_) need_for_backward(layer, left);
   return left;

@@ -486,9 +486,9 @@ at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const L
   return Attention::apply(qkv, &shape, &kv);
 }
 
-bool can_finish_qkv(const at::Tensor& qkv, const LayerKv& kv) {
-  return qkv.is_cuda() && !at::GradMode::is_enabled() && !kv.segments.empty() &&
-         !kv.segments[0].key_rows && static_cast<std::int64_t>(kv.writes.size()) == qkv.size(0);
+bool is_rollout_call(const at::Tensor& rows, const LayerKv& kv) {
+  return rows.is_cuda() && !at::GradMode::is_enabled() && !kv.segments.empty() &&
+         !kv.segments[0].key_rows && static_cast<std::int64_t>(kv.writes.size()) == rows.size(0);
 }
 
 at::Tensor finish_qkv_and_attend(const at::Tensor& qkv, const AttentionShape& shape,
@@ -523,8 +523,9 @@ at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation) {
 }
 
 at::Tensor linear_gate_mul(const at::Tensor& x, const WeightView& w, const WeightView* bias,
-                           Activation activation) {
-  if (w.place == Place::cuda && !at::GradMode::is_enabled()) {
+                           Activation activation, bool of_rollout) {
+  if (of_rollout) {
+    check_rows(w, x);
     auto y = empty_rows(x, x.size(0), w.rows / 2);
     if (cuda_part().linear_gated(w.element, activation, x.data_ptr(), w.data,
                                  bias ? bias->data : nullptr, y.data_ptr(), x.size(0), w.rows,

@@ -60,9 +60,9 @@ at::Tensor rotary(const at::Tensor& qkv, const AttentionShape& shape, const at::
 // Writes K and V into their blocks, then attends: [rows, qkv_width] -> [rows, heads·head_dim].
 at::Tensor attention(const at::Tensor& qkv, const AttentionShape& shape, const LayerKv& kv);
 // The same of a call without gradients, from qkv rows that are not yet normed and turned: all that
-// is done to them, the writes included, takes one pass. Only where can_finish_qkv says so. No head
+// is done to them, the writes included, takes one pass. Only where is_rollout_call says so. No head
 // norms: both null; no rotation: table null.
-bool can_finish_qkv(const at::Tensor& qkv, const LayerKv& kv);
+bool is_rollout_call(const at::Tensor& rows, const LayerKv& kv);
 struct HeadNormWeights {
   const WeightView *q = nullptr, *k = nullptr;
   float eps = 0, offset = 0;
@@ -72,9 +72,10 @@ at::Tensor finish_qkv_and_attend(const at::Tensor& qkv, const AttentionShape& sh
                                  const at::Tensor& positions, const RopeTable* table);
 // activation(gate)·up of [rows, 2·width] -> [rows, width].
 at::Tensor gate_mul(const at::Tensor& gate_up, Activation activation);
-// gate_mul(linear(x, w, bias)); without gradients on a GPU in one pass where that is faster.
+// gate_mul(linear(x, w, bias)); of a rollout's call in one pass where that is faster. Training calls
+// have the bits of the two operations whether they keep anything for backward or not.
 at::Tensor linear_gate_mul(const at::Tensor& x, const WeightView& w, const WeightView* bias,
-                           Activation activation);
+                           Activation activation, bool of_rollout);
 
 // x·Wᵀ with its f32 sums kept, as logits are: [rows, k] -> f32 [rows, n]. No gradient.
 at::Tensor linear_f32(const at::Tensor& x, const WeightView& w);

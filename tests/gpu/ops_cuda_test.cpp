@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "base/check.h"
@@ -76,13 +77,9 @@ TEST_P(Cuda, Linear) {
                             {4, 100, 2560},
                             {2, 21, 3000},
                             {3, 9, 5000},
-                            // weights streamed: tiles of many widths, shared by two blocks or in turns
                             {2, 66, 72},
-                            {7, 6144, 256},
-                            {17, 2560, 1032},
                             {33, 576, 1536},
-                            {48, 1002, 200},
-                            {5, 22000, 64}}) {
+                            {48, 1002, 200}}) {
     for (const bool with_bias : {false, true}) {
       const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e),
                  dy = values({rows, n}, e);
@@ -103,26 +100,94 @@ TEST_P(Cuda, Linear) {
   }
 }
 
+// Products whose weights are streamed (stream_gemm.cu), against torch's in f64. The shapes take
+// tiles of every width on an H200, alone, shared by two blocks, and in up to three turns; rings
+// wrap.
+TEST(CudaStream, Linear) {
+  TD_NEED_GPU();
+  at::manual_seed(1);
+  const at::NoGradGuard without_gradients;
+  for (auto [n, k] : {std::pair{1024, 2048},
+                      {2560, 9728},
+                      {3168, 1024},
+                      {4000, 8192},
+                      {4096, 2304},
+                      {6144, 2560},
+                      {10560, 2560},
+                      {12672, 2560},
+                      {20000, 4096},
+                      {22000, 1024},
+                      {16000, 264},
+                      {66, 8},
+                      {2, 72}}) {
+    const auto w = at::randn({n, k}, at::dtype(at::kBFloat16).device(gpu()));
+    const auto b = at::randn({1, n}, w.options());
+    const Weight weight(w, Element::bf16), bias(b, Element::bf16);
+    for (const std::int64_t rows : {2, 7, 16, 33, 48}) {
+      const auto x = at::randn({rows, k}, w.options());
+      const auto run = [&] { return linear(x, weight.view, rows % 2 ? &bias.view : nullptr); };
+      const auto want =
+          at::matmul(x.to(at::kDouble), w.to(at::kDouble).t()) + (rows % 2 ? b : 0 * b);
+      const auto y = run();
+      EXPECT_LT(difference(back(y), back(want)), tolerance(Element::bf16))
+          << rows << " rows, n " << n << ", k " << k;
+      EXPECT_TRUE(at::equal(y, run()));
+    }
+  }
+}
+
+TEST(CudaStream, GatedLinear) {
+  TD_NEED_GPU();
+  at::manual_seed(1);
+  const at::NoGradGuard without_gradients;
+  for (auto [n, k] : {std::pair{512, 4096},
+                      {3072, 576},
+                      {6144, 1024},
+                      {8000, 1024},
+                      {12672, 2560},
+                      {19456, 2560},
+                      {21504, 512},
+                      {1004, 200},
+                      {20, 8}})
+    for (const std::int64_t rows : {2, 16, 33, 64, 65, 128}) {
+      const auto activation = rows % 2 ? Activation::gelu_tanh : Activation::silu;
+      const auto w = at::randn({n, k}, at::dtype(at::kBFloat16).device(gpu())) / std::sqrt(k);
+      const auto b = at::randn({1, n}, w.options()), x = at::randn({rows, k}, w.options());
+      const Weight weight(w, Element::bf16);
+      const void* bias = rows % 3 ? b.data_ptr() : nullptr;
+      const auto run = [&] {
+        auto y = at::full({rows, n / 2}, NAN, w.options());
+        EXPECT_TRUE(cuda_part().linear_gated(Element::bf16, activation, x.data_ptr(),
+                                             weight.view.data, bias, y.data_ptr(), rows, n, k));
+        return y;
+      };
+      const auto gate_up =
+          at::matmul(x.to(at::kDouble), w.to(at::kDouble).t()) + (bias ? b : 0 * b);
+      const auto gate = gate_up.narrow(1, 0, n / 2), up = gate_up.narrow(1, n / 2, n / 2);
+      const auto act = activation == Activation::silu ? at::silu(gate) : at::gelu(gate, "tanh");
+      const auto y = run();
+      EXPECT_LT(difference(back(y), back(act * up)), 2 * tolerance(Element::bf16))  // rounded twice
+          << rows << " rows, n " << n << ", k " << k;
+      EXPECT_TRUE(at::equal(y, run()));
+    }
+}
+
+// In one pass or in two, with any number of rows.
 TEST_P(Cuda, GatedLinear) {
-  for (const std::int64_t rows : {1, 2, 8, 31, 64, 65, 100, 128, 129})
-    for (auto [n, k] : {std::pair{3072, 576}, {96, 72}, {1004, 200}, {20, 64}, {21504, 64}, {6, 7}})
-      for (const auto activation : {Activation::silu, Activation::gelu_tanh}) {
-        const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e);
-        const Weight weight(w, e), bias(b.view({1, n}), e);
-        const bool with_bias = rows % 2 == 0;
-        const at::NoGradGuard without_gradients;
-        const auto run = [&] {
-          return linear_gate_mul(on_gpu(x, e), weight.view, with_bias ? &bias.view : nullptr,
-                                 activation);
-        };
-        const auto gate_up = at::matmul(x, w.t()) + (with_bias ? b : at::zeros({n}));
-        const auto gate = gate_up.narrow(1, 0, n / 2), up = gate_up.narrow(1, n / 2, n / 2);
-        const auto y = run();
-        const auto want = (activation == Activation::silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
-        EXPECT_LT(difference(back(y), want), 2 * tolerance(e))  // rounded twice
+  const at::NoGradGuard without_gradients;
+  for (const std::int64_t rows : {1, 2, 64, 65, 129})
+    for (auto [n, k] : {std::pair{3072, 576}, {96, 72}, {1004, 200}, {6, 7}}) {
+      const auto x = values({rows, k}, e), w = values({n, k}, e), b = values({n}, e);
+      const Weight weight(w, e), bias(b.view({1, n}), e);
+      const auto gate_up = at::matmul(x, w.t()) + b;
+      const auto want = at::silu(gate_up.narrow(1, 0, n / 2)) * gate_up.narrow(1, n / 2, n / 2);
+      for (const bool of_rollout : {true, false})
+        EXPECT_LT(difference(back(linear_gate_mul(on_gpu(x, e), weight.view, &bias.view,
+                                                  Activation::silu, of_rollout)),
+                             want),
+                  2 * tolerance(e))
             << rows << " rows, n " << n << ", k " << k;
-        EXPECT_TRUE(at::equal(y, run()));
-      }
+    }
 }
 
 TEST_P(Cuda, RmsNorm) {
@@ -392,11 +457,10 @@ void check_packed_attention(const AttentionCase& c, Element e) {
   const Layout layout(c);
   const auto x = values({layout.rows, shape.qkv_width()}, e);
   const auto dy = values({layout.rows, c.heads * c.dim}, e);
-  AttentionPlan* plan =
-      cuda_part().plan_attention(e, shape,
-                                 {.segments = layout.segments.data(),
-                                  .num_segments = std::ssize(layout.segments),
-                                  .rows = layout.rows});
+  AttentionPlan* plan = cuda_part().plan_attention(e, shape,
+                                                   {.segments = layout.segments.data(),
+                                                    .num_segments = std::ssize(layout.segments),
+                                                    .rows = layout.rows});
   const LayerKv kv{.k_blocks = nullptr,
                    .v_blocks = nullptr,
                    .writes = {},
@@ -457,7 +521,9 @@ TEST_P(Cuda, PagedAttentionInPieces) {
       std::vector<std::int64_t> rows;
       for (int s = 0; s < 4; ++s) {
         const std::int64_t left = c.prompts[s] - done[s];
-        const std::int64_t n = std::min<std::int64_t>(left, step < 2 ? 20 + s : left > 60 ? 130 : 1);
+        const std::int64_t n = std::min<std::int64_t>(left, step < 2    ? 20 + s
+                                                            : left > 60 ? 130
+                                                                        : 1);
         if (n == 0) continue;
         segments.push_back({.row_begin = static_cast<std::int64_t>(rows.size()),
                             .num_rows = n,
@@ -490,6 +556,78 @@ TEST_P(Cuda, PagedAttentionInPieces) {
       cuda_part().free_plan(plan);
     }
     EXPECT_LT(difference(got, want), e == Element::f32 ? 1e-5 : 1e-2);
+  }
+}
+
+// Of each pair one sequence writes the last key of its second page, and the other, of one row too,
+// has both pages as its prefix: it must not read that key before it is written.
+TEST(CudaDecode, APageIsReadAfterTheRowThatFillsIt) {
+  TD_NEED_GPU();
+  at::manual_seed(1);
+  const at::NoGradGuard without_gradients;
+  constexpr std::int64_t kPairs = 12, kRows = 2 * kPairs, kBlocks = 3 * kPairs, kWidth = 2048;
+  const AttentionShape shape{.num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .scale = 0.1f};
+  const auto bf16_there = at::dtype(at::kBFloat16).device(gpu());
+  const auto w = at::randn({shape.qkv_width(), kWidth}, bf16_there) / 45;
+  const Weight weight(w, Element::bf16);
+  const auto x = at::randn({kRows, kWidth}, bf16_there);
+  const auto before = at::randn({kBlocks, 16, shape.num_kv_heads, shape.head_dim}, bf16_there);
+  std::vector<Segment> segments;
+  std::vector<KvWrite> writes;
+  std::vector<std::int32_t> blocks(kBlocks), positions;
+  std::iota(blocks.begin(), blocks.end(), 0);
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    const std::int64_t first = row / 2 * 3, position = row % 2 ? 32 : 31;
+    segments.push_back({.row_begin = row,
+                        .num_rows = 1,
+                        .position_begin = position,
+                        .blocks = blocks.data() + first,
+                        .num_blocks = 3});
+    writes.push_back({row, (first + position / 16) * 16 + position % 16});
+    positions.push_back(static_cast<std::int32_t>(position));
+  }
+  const auto positions_there = at::tensor(positions, at::kInt).to(gpu());
+  // Rows of the given remainder by 2, or all (-1); k is poisoned where they write, if all do.
+  const auto run = [&](int remainder, const at::Tensor& k, const at::Tensor& v) {
+    std::vector<Segment> s;
+    std::vector<KvWrite> u;
+    std::vector<std::int64_t> rows;
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      if (remainder >= 0 && row % 2 != remainder) continue;
+      s.push_back(segments[row]);
+      s.back().row_begin = std::ssize(rows);
+      u.push_back({std::ssize(rows), writes[row].slot});
+      rows.push_back(row);
+    }
+    const auto index = at::tensor(at::ArrayRef<std::int64_t>(rows), at::kLong).to(gpu());
+    AttentionPlan* plan = cuda_part().plan_attention(Element::bf16, shape,
+                                                     {.segments = s.data(),
+                                                      .num_segments = std::ssize(s),
+                                                      .writes = u.data(),
+                                                      .num_writes = std::ssize(u),
+                                                      .rows = std::ssize(rows)});
+    const auto qkv = linear(x.index_select(0, index), weight.view, nullptr);
+    const auto y = finish_qkv_and_attend(qkv, shape,
+                                         {.k_blocks = k.data_ptr(),
+                                          .v_blocks = v.data_ptr(),
+                                          .writes = u,
+                                          .segments = s,
+                                          .plan = plan},
+                                         {}, positions_there.index_select(0, index), nullptr);
+    cuda_part().synchronize();
+    cuda_part().free_plan(plan);
+    return back(y);
+  };
+  const auto k = before.clone(), v = before.clone();
+  const auto writers = run(0, k, v), readers = run(1, k, v);
+  for (int round = 0; round < 50; ++round) {
+    auto fresh_k = before.clone(), fresh_v = before.clone();
+    for (const KvWrite& write : writes)
+      for (auto* blocks_of : {&fresh_k, &fresh_v})
+        blocks_of->view({kBlocks * 16, -1})[write.slot].fill_(NAN);
+    const auto all = run(-1, fresh_k, fresh_v);
+    ASSERT_LT(difference(all.slice(0, 0, kRows, 2), writers), 1e-2) << "round " << round;
+    ASSERT_LT(difference(all.slice(0, 1, kRows, 2), readers), 1e-2) << "round " << round;
   }
 }
 

@@ -73,10 +73,13 @@ __device__ inline float group_sum(float x, float* shared) {
   return sum;
 }
 
-// Kernels of a forward step begin while the one before them ends (programmatic dependent launch).
-// Launched by `chained`, a kernel calls previous_done() before it reads what others wrote or writes
-// what others read, and then next_may_start(); so whatever runs before previous_done() runs after
-// the last kernel but one. Weights alone may be read there.
+// Kernels of a forward step begin while those before them still run (programmatic dependent
+// launch). Launched by `chained`, a kernel calls next_may_start() at once, and previous_done(), in
+// every thread that goes on, before it reads what others wrote or writes what others read: that
+// waits for the whole of the kernel before, which waited for its own, so all of the chain is done.
+// What runs before previous_done() may overlap the whole chain, back to the last copy or ordinary
+// kernel; a copy of the plan lies between any write of weights and a forward step, so weights and
+// the plan alone may be read there.
 __device__ inline void previous_done() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void next_may_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -114,8 +117,7 @@ __device__ inline void turn(float& low, float& high, float cos, float sin) {
   high = __fmaf_rn(b, cos, __fmul_rn(a, sin));
 }
 
-// Calls f(E{}, width) with the element type, and how many elements fit one 16-byte access if all
-// rows allow it (1 otherwise).
+// Calls f(E{}) with the element type.
 template <class F>
 void with_element(Element e, F&& f) {
   if (e == Element::f32)
@@ -124,5 +126,17 @@ void with_element(Element e, F&& f) {
     f(bf16_t{});
 }
 inline bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+// Calls f(integral constant N): elements of E an access, by width and alignment of all rows.
+template <class E, class F>
+void with_pack(std::int64_t width, std::initializer_list<const void*> rows, F&& f) {
+  constexpr int kWide = 16 / sizeof(E);
+  bool wide = width % kWide == 0;
+  for (const void* p : rows) wide = wide && aligned16(p);
+  if (wide)
+    f(std::integral_constant<int, kWide>{});
+  else
+    f(std::integral_constant<int, 1>{});
+}
 
 }  // namespace tandem::cuda

@@ -223,17 +223,6 @@ unsigned head_blocks(const AttentionShape& s, std::int64_t rows) {
   return static_cast<unsigned>(ceil_div(rows * (s.num_heads + 2 * s.num_kv_heads), kThreads / 32));
 }
 
-template <class E, class F>
-void with_pack(std::int64_t width, std::initializer_list<const void*> rows, F&& f) {
-  constexpr int kWide = 16 / sizeof(E);
-  bool wide = width % kWide == 0;
-  for (const void* p : rows) wide = wide && aligned16(p);
-  if (wide)
-    f(std::integral_constant<int, kWide>{});
-  else
-    f(std::integral_constant<int, 1>{});
-}
-
 }  // namespace
 
 void add_rms_norm(Element e, const void* x, const void* delta, const void* weight, float eps,

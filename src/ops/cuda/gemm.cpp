@@ -1,7 +1,7 @@
-// Matrix products through cuBLAS (through gemv.cu and stream_gemm.cu for a few rows). All matrices are row-major, so
-// cuBLAS (column-major) sees their transposes. Inputs are bf16 or f32, sums are f32; f32 inputs are
-// multiplied as f32, not as TF32. Where a result adds to what is there (weight gradients, a bias
-// laid down first), the sum is taken in f32 and rounded once.
+// Matrix products through cuBLAS (through gemv.cu and stream_gemm.cu for a few rows). All matrices
+// are row-major, so cuBLAS (column-major) sees their transposes. Inputs are bf16 or f32, sums are
+// f32; f32 inputs are multiplied as f32, not as TF32. Where a result adds to what is there (weight
+// gradients, a bias laid down first), the sum is taken in f32 and rounded once.
 #include <cublas_v2.h>
 
 #include "ops/cuda/device.h"

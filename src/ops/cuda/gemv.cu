@@ -1,6 +1,7 @@
-// Products with one to four rows, which a decode step of few sequences makes: bound by reading the
-// weights, so a warp reads one row of W with 16-byte loads, several in flight, and keeps the sums
-// of all rows of x. bf16 in, f32 sums in a fixed tree.
+// Products with one row, which a decode step of one sequence makes, and of up to four where
+// stream_gemm.cu takes none (results in f32, odd widths): bound by reading the weights, so a warp
+// reads one row of W with 16-byte loads, several in flight, and keeps the sums of all rows of x.
+// bf16 in, f32 sums in a fixed tree.
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/gemv.h"
 

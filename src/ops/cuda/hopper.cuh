@@ -27,10 +27,10 @@ __device__ inline void arrive(std::uint64_t* barrier) {
                : "memory");
 }
 __device__ inline void arrive_expecting(std::uint64_t* barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 __device__ inline void wait_for(std::uint64_t* barrier, std::uint32_t parity) {
   std::uint32_t done = 0;
@@ -94,9 +94,9 @@ __device__ inline void wait_for_products() {
 }
 
 #define TD_ACC(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-// sum[64, 8·kEights] += a[64, 16]·b[8·kEights, 16]ᵀ. Thread t holds, of sum, elements 2(t%4) and the
-// next of the eight columns j at rows 16(t/32) + t%32/4 in sum[j][0, 1], and eight rows below in
-// sum[j][2, 3].
+// sum[64, 8·kEights] += a[64, 16]·b[8·kEights, 16]ᵀ. Thread t holds, of sum, elements 2(t%4) and
+// the next of the eight columns j at rows 16(t/32) + t%32/4 in sum[j][0, 1], and eight rows below
+// in sum[j][2, 3].
 template <int kEights>
 __device__ inline void multiply_add(float (*c)[4], std::uint64_t a, std::uint64_t b) {
   if constexpr (kEights == 2)
@@ -144,8 +144,8 @@ __device__ inline void multiply_add(float (*c)[4], std::uint64_t a, std::uint64_
         "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, "
         "%40, %41, 1, 1, 1, 0, 0;"
-        : TD_ACC(0), TD_ACC(1), TD_ACC(2), TD_ACC(3), TD_ACC(4), TD_ACC(5), TD_ACC(6),
-          TD_ACC(7), TD_ACC(8), TD_ACC(9)
+        : TD_ACC(0), TD_ACC(1), TD_ACC(2), TD_ACC(3), TD_ACC(4), TD_ACC(5), TD_ACC(6), TD_ACC(7),
+          TD_ACC(8), TD_ACC(9)
         : "l"(a), "l"(b));
   else if constexpr (kEights == 12)
     asm volatile(
@@ -153,8 +153,8 @@ __device__ inline void multiply_add(float (*c)[4], std::uint64_t a, std::uint64_
         "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "
         "%41, %42, %43, %44, %45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
-        : TD_ACC(0), TD_ACC(1), TD_ACC(2), TD_ACC(3), TD_ACC(4), TD_ACC(5), TD_ACC(6),
-          TD_ACC(7), TD_ACC(8), TD_ACC(9), TD_ACC(10), TD_ACC(11)
+        : TD_ACC(0), TD_ACC(1), TD_ACC(2), TD_ACC(3), TD_ACC(4), TD_ACC(5), TD_ACC(6), TD_ACC(7),
+          TD_ACC(8), TD_ACC(9), TD_ACC(10), TD_ACC(11)
         : "l"(a), "l"(b));
   else if constexpr (kEights == 20)
     asm volatile(
@@ -164,9 +164,9 @@ __device__ inline void multiply_add(float (*c)[4], std::uint64_t a, std::uint64_
         "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, "
         "%58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, "
         "%75, %76, %77, %78, %79}, %80, %81, 1, 1, 1, 0, 0;"
-        : TD_ACC(0), TD_ACC(1), TD_ACC(2), TD_ACC(3), TD_ACC(4), TD_ACC(5), TD_ACC(6),
-          TD_ACC(7), TD_ACC(8), TD_ACC(9), TD_ACC(10), TD_ACC(11), TD_ACC(12), TD_ACC(13),
-          TD_ACC(14), TD_ACC(15), TD_ACC(16), TD_ACC(17), TD_ACC(18), TD_ACC(19)
+        : TD_ACC(0), TD_ACC(1), TD_ACC(2), TD_ACC(3), TD_ACC(4), TD_ACC(5), TD_ACC(6), TD_ACC(7),
+          TD_ACC(8), TD_ACC(9), TD_ACC(10), TD_ACC(11), TD_ACC(12), TD_ACC(13), TD_ACC(14),
+          TD_ACC(15), TD_ACC(16), TD_ACC(17), TD_ACC(18), TD_ACC(19)
         : "l"(a), "l"(b));
   else
     static_assert(kEights == 0, "no product of this width");

@@ -25,6 +25,8 @@ struct PagedWork {
   std::int32_t* partial_begin = nullptr;   // [segments + 1]
   std::int32_t* merge_begin = nullptr;     // [rows + 1]
   std::int32_t* chunk_keys = nullptr;      // [1]
+  // [1]: 1 if each row is a sequence and the call writes keys of sequences' last pages alone.
+  std::int32_t* settled = nullptr;
   std::int32_t* row_begin = nullptr;       // [segments + 1]
   std::int32_t* page_begin = nullptr;      // [segments + 1]
   std::int32_t* last_page_keys = nullptr;  // [segments]

@@ -22,7 +22,7 @@ struct Work {
   const bf16_t *qkv, *k_blocks, *v_blocks;
   bf16_t* out;  // rows, or partial rows
   float* sums;  // log2 of the sums of partial rows, or null
-  const std::int32_t *request, *key_chunk, *partial_begin, *chunk_keys, *page_begin,
+  const std::int32_t *request, *key_chunk, *partial_begin, *chunk_keys, *settled, *page_begin,
       *last_page_keys, *pages;
   const bool* valid;
   int heads, kv_heads;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3) decode_kernel(Work w) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int item = blockIdx.x / w.kv_heads, head = blockIdx.x % w.kv_heads;
   const int group = w.heads / w.kv_heads;
-  // The work list and all keys but a sequence's last are older than the kernel before.
+  // The work list came by a copy before this step's kernels; settled keys are older than the step.
   const bool cut = w.sums != nullptr;  // else an item is a sequence
   const bool valid = !cut || w.valid[item];
   const int request = cut ? w.request[item] : item, chunk = cut ? w.key_chunk[item] : 0;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3) decode_kernel(Work w) {
            kDim;
   };
   int page = begin / kPage + warp;
-  const bool any = valid && page * kPage < end, early = any && page + 1 < pages;
+  const bool any = valid && page * kPage < end, early = any && page + 1 < pages && w.settled[0] != 0;
   Keys<kDim> keys;
   std::int64_t at = any ? page_at(page) : 0;
   if (early) keys.load(w.k_blocks + at, stride, kPage);
@@ -240,6 +240,7 @@ void decode_attention(const AttentionShape& s, const PagedCall& call, void* out,
                   .key_chunk = p.key_chunk,
                   .partial_begin = p.partial_begin,
                   .chunk_keys = p.chunk_keys,
+                  .settled = p.settled,
                   .page_begin = p.page_begin,
                   .last_page_keys = p.last_page_keys,
                   .pages = p.pages,

@@ -203,6 +203,26 @@ WorkList list_work(const AttentionShape& shape, const AttentionCall& call,
   return list;
 }
 
+// Whether the call's rows are a sequence each and it writes no key of a page that some sequence has
+// before its last one. It may: a page that one row fills is another's prefix at once.
+bool pages_settled(const AttentionCall& call) {
+  if (call.rows != call.num_segments) return false;
+  std::vector<bool> written;
+  for (std::int64_t i = 0; i < call.num_writes; ++i) {
+    const auto page = static_cast<std::size_t>(call.writes[i].slot / kBlockTokens);
+    if (page >= written.size()) written.resize(page + 1);
+    written[page] = true;
+  }
+  for (std::int64_t i = 0; i < call.num_segments; ++i) {
+    const Segment& s = call.segments[i];
+    for (std::int64_t p = 0; p + 1 < pages_of(s); ++p) {
+      const auto page = static_cast<std::size_t>(s.blocks[p]);
+      if (page < written.size() && written[page]) return false;
+    }
+  }
+  return true;
+}
+
 // Fills the plan's numbers and lays its arrays out in `packed`.
 void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
               const AttentionCall& call, Packed& packed) {
@@ -265,6 +285,7 @@ void describe(AttentionPlan& plan, Element e, const AttentionShape& shape,
     packed.add(w.partial_begin, list.partial_begin);
     packed.add(w.merge_begin, list.merge_begin);
     packed.add(w.chunk_keys, list.chunk_keys);
+    packed.add(w.settled, std::vector<std::int32_t>{pages_settled(call) ? 1 : 0});
     packed.add(w.row_begin, list.row_begin);
     packed.add(w.page_begin, list.page_begin);
     packed.add(w.last_page_keys, list.last_page_keys);

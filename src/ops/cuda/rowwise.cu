@@ -17,18 +17,6 @@ __device__ inline std::int64_t item() {
   return static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Calls f(integral constant N): elements of E an access, by width and alignment of all rows.
-template <class E, class F>
-void with_pack(std::int64_t width, std::initializer_list<const void*> rows, F&& f) {
-  constexpr int kWide = 16 / sizeof(E);
-  bool wide = width % kWide == 0;
-  for (const void* p : rows) wide = wide && aligned16(p);
-  if (wide)
-    f(std::integral_constant<int, kWide>{});
-  else
-    f(std::integral_constant<int, 1>{});
-}
-
 template <class E, class Y>
 __global__ void fill_rows_kernel(const E* row, Y* y, std::int64_t count, std::int64_t width) {
   const std::int64_t i = item();

@@ -23,6 +23,8 @@ namespace {
 constexpr int kPanel = 64;               // elements of k: 128 bytes of a row
 constexpr int kPanelBytes = 2 * kPanel;  // of a row
 constexpr int kMaxWeightSlots = 32, kMaxInputSlots = 16;
+// Of a block's 227 KB: the ring's barriers and what aligning its slots takes are left out.
+constexpr int kAlignment = 1024;  // of swizzled slots
 constexpr int kSharedBytes = 225 << 10;
 // More rows than these are read out of the cache so often that cuBLAS is faster, measured on an
 // H200 (bench/results/gpu-2026-11-30.md); the gated product saves a pass and stays ahead longer.
@@ -113,8 +115,8 @@ __device__ void multiply_steps(const Work& w, Rings& rings, int steps, Reader& r
   for (int step = 0; step < steps; ++step) {
     const std::uint64_t a =
         swizzled_rows(reader.inputs + reader.inputs_at.slot * (kPanels * panel_bytes));
-    const std::uint64_t b = swizzled_rows(
-        reader.weights + reader.weights_at.slot * (kPanels * kTile * kPanelBytes));
+    const std::uint64_t b =
+        swizzled_rows(reader.weights + reader.weights_at.slot * (kPanels * kTile * kPanelBytes));
     wait_for(rings.weights_full + reader.weights_at.slot, reader.weights_at.parity);
     wait_for(rings.inputs_full + reader.inputs_at.slot, reader.inputs_at.parity);
     products_begin();
@@ -170,7 +172,8 @@ __device__ inline void store_gated(const Work& w, int row, int column, const flo
   store_pair(w, row, column, v[0], v[1]);
 }
 
-// Of a thread's sums, calls f(j, half, row, column) twice for each eight columns j: of its two rows.
+// Of a thread's sums, calls f(j, half, row, column) twice for each eight columns j: of its two
+// rows.
 template <int kColumns, class F>
 __device__ inline void for_each_pair(F&& f) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
@@ -180,68 +183,48 @@ __device__ inline void for_each_pair(F&& f) {
     for (int half = 0; half < 2; ++half) f(j, half, row + 8 * half, 8 * j + lane % 4 * 2);
 }
 
-template <int kTile, int kPanels, int kGroups, bool kGated>
-__global__ void __launch_bounds__(kGroups * 128 + 64, 1)
-    stream_kernel(const __grid_constant__ CUtensorMap weights_map,
-                  const __grid_constant__ CUtensorMap inputs_map, const Work w) {
-  extern __shared__ char shared[];
-  __shared__ Rings rings;
-  next_may_start();
-  // Inputs first: what is read past their rows lies in the weights' slots.
-  char* const inputs = shared + (1024 - static_cast<int>(shared_address(shared) % 1024)) % 1024;
-  char* const weights = inputs + w.input_slots * w.input_rows * (kPanels * kPanelBytes);
-  float* const parts =
-      reinterpret_cast<float*>(weights + w.weight_slots * (kPanels * kTile * kPanelBytes));
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  const int rank = w.split > 1 ? cluster_rank() : 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < w.weight_slots; ++i) {
-      init_barrier(rings.weights_full + i, 1);
-      init_barrier(rings.weights_empty + i, kGroups * 4);
-    }
-    for (int i = 0; i < w.input_slots; ++i) {
-      init_barrier(rings.inputs_full + i, 1);
-      init_barrier(rings.inputs_empty + i, kGroups * 4);
-    }
-    publish_barriers();
+// By one thread.
+__device__ inline void init_rings(const Work& w, Rings& rings, int readers) {
+  for (int i = 0; i < w.weight_slots; ++i) {
+    init_barrier(rings.weights_full + i, 1);
+    init_barrier(rings.weights_empty + i, readers);
   }
-  __syncthreads();
-  if (warp == kGroups * 4) {
-    if (threadIdx.x % 32 == 0)
-      bring_weights<kTile, kPanels, kGated>(w, weights_map, weights, rings, rank);
-  } else if (warp == kGroups * 4 + 1) {
-    previous_done();
-    if (threadIdx.x % 32 == 0) bring_inputs<kPanels>(w, inputs_map, inputs, rings, rank);
-  } else {
-    previous_done();
-    Reader reader{.weights = shared_address(weights),
-                  .inputs = shared_address(inputs) + warp / 4 * (64 * kPanelBytes),
-                  .weights_at = {},
-                  .inputs_at = {}};
-    const int steps = w.begin(rank + 1) - w.begin(rank);
-    for (int tile = blockIdx.x / w.split; tile < w.tiles; tile += gridDim.x / w.split) {
-      float sum[kTile / 8][4] = {};
-      multiply_steps<kTile, kPanels>(w, rings, steps, reader, sum);
-      if constexpr (kGated) {
-        constexpr int kHalf = kTile / 2;
-        for_each_pair<kHalf>([&](int j, int half, int row, int column) {
-          store_gated(w, row, tile * kHalf + column, {sum[j][2 * half], sum[j][2 * half + 1]},
-                      {sum[j + kHalf / 8][2 * half], sum[j + kHalf / 8][2 * half + 1]});
-        });
-      } else if (w.split == 1) {
-        for_each_pair<kTile>([&](int j, int half, int row, int column) {
-          store_sums(w, row, tile * kTile + column, sum[j][2 * half], sum[j][2 * half + 1]);
-        });
-      } else {
-        for_each_pair<kTile>([&](int j, int half, int row, int column) {
-          const float v[2] = {sum[j][2 * half], sum[j][2 * half + 1]};
-          store<2>(parts + row * kTile + column, v);
-        });
-      }
+  for (int i = 0; i < w.input_slots; ++i) {
+    init_barrier(rings.inputs_full + i, 1);
+    init_barrier(rings.inputs_empty + i, readers);
+  }
+  publish_barriers();
+}
+
+// By a warpgroup: all of the block's tiles, stored; of a shared tile the sums go to `parts`.
+template <int kTile, int kPanels, bool kGated>
+__device__ void multiply_tiles(const Work& w, Rings& rings, Reader reader, int rank, float* parts) {
+  const int steps = w.begin(rank + 1) - w.begin(rank);
+  for (int tile = blockIdx.x / w.split; tile < w.tiles; tile += gridDim.x / w.split) {
+    float sum[kTile / 8][4] = {};
+    multiply_steps<kTile, kPanels>(w, rings, steps, reader, sum);
+    if constexpr (kGated) {
+      constexpr int kHalf = kTile / 2;
+      for_each_pair<kHalf>([&](int j, int half, int row, int column) {
+        store_gated(w, row, tile * kHalf + column, {sum[j][2 * half], sum[j][2 * half + 1]},
+                    {sum[j + kHalf / 8][2 * half], sum[j + kHalf / 8][2 * half + 1]});
+      });
+    } else if (w.split == 1) {
+      for_each_pair<kTile>([&](int j, int half, int row, int column) {
+        store_sums(w, row, tile * kTile + column, sum[j][2 * half], sum[j][2 * half + 1]);
+      });
+    } else {
+      for_each_pair<kTile>([&](int j, int half, int row, int column) {
+        const float v[2] = {sum[j][2 * half], sum[j][2 * half + 1]};
+        store<2>(parts + row * kTile + column, v);
+      });
     }
   }
-  if (kGated || w.split == 1) return;
-  // The cluster's one tile: each rank adds up a share of the pairs.
+}
+
+// By all threads of a cluster, whose one tile it is: each rank adds up a share of the pairs.
+template <int kTile>
+__device__ void add_parts(const Work& w, int rank, const float* parts) {
   __syncwarp();
   cluster_sync();
   const int tile = blockIdx.x / w.split;
@@ -256,6 +239,42 @@ __global__ void __launch_bounds__(kGroups * 128 + 64, 1)
     store_sums(w, i / (kTile / 2), tile * kTile + i % (kTile / 2) * 2, total.x, total.y);
   }
   cluster_sync();  // a block's shared memory outlives its readers
+}
+
+template <int kTile, int kPanels, int kGroups, bool kGated>
+__global__ void __launch_bounds__(kGroups * 128 + 64, 1)
+    stream_kernel(const __grid_constant__ CUtensorMap weights_map,
+                  const __grid_constant__ CUtensorMap inputs_map, const Work w) {
+  extern __shared__ char shared[];
+  __shared__ Rings rings;
+  next_may_start();
+  // Inputs first: what is read past their rows lies in the weights' slots.
+  char* const inputs =
+      shared + (kAlignment - static_cast<int>(shared_address(shared) % kAlignment)) % kAlignment;
+  char* const weights = inputs + w.input_slots * w.input_rows * (kPanels * kPanelBytes);
+  char* const parts = weights + w.weight_slots * (kPanels * kTile * kPanelBytes);
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+  const int rank = w.split > 1 ? cluster_rank() : 0;
+  if (threadIdx.x == 0) init_rings(w, rings, kGroups * 4);
+  __syncthreads();
+  if (warp == kGroups * 4) {
+    if (threadIdx.x % 32 == 0)
+      bring_weights<kTile, kPanels, kGated>(w, weights_map, weights, rings, rank);
+  } else {
+    previous_done();
+    if (warp < kGroups * 4)
+      multiply_tiles<kTile, kPanels, kGated>(
+          w, rings,
+          {.weights = shared_address(weights),
+           .inputs = shared_address(inputs) + warp / 4 * (64 * kPanelBytes),
+           .weights_at = {},
+           .inputs_at = {}},
+          rank, reinterpret_cast<float*>(parts));
+    else if (threadIdx.x % 32 == 0)
+      bring_inputs<kPanels>(w, inputs_map, inputs, rings, rank);
+  }
+  if constexpr (!kGated)
+    if (w.split > 1) add_parts<kTile>(w, rank, reinterpret_cast<const float*>(parts));
 }
 
 // A row-major matrix in boxes of box_rows rows and kPanel columns; past its ends are zeros.
@@ -273,6 +292,7 @@ CUtensorMap map_of(const void* data, std::int64_t rows, std::int64_t columns,
   return map;
 }
 
+// Of the process's one device.
 int multiprocessors() {
   static const int count = [] {
     int device = 0, n = 0;
@@ -287,10 +307,13 @@ struct Cut {
   int tile = 0, split = 1, tiles = 0;
 };
 
-// The cut whose busiest multiprocessor reads least: of the weights, and of x, which comes out of
-// the cache; with what else costs time, in bytes read in it: the last tile's columns, which nothing
-// hides, and a cluster's meeting.
+// The cut whose busiest multiprocessor is done first, counted in bytes of weights that it reads in
+// the time; the other costs are fitted to measurements on an H200 (bench/results).
 Cut choose_cut(std::int64_t n, std::int64_t panels, std::int64_t input_rows, bool gated) {
+  constexpr double kInputCost = 1.0 / 8;  // of a byte of x: it comes out of the cache
+  constexpr double kColumnCost = 700;     // of the last tile's, whose end nothing hides
+  constexpr double kTurnCost = 12 << 10, kMeetingCost = 24 << 10;  // of a tile, of a cluster
+  constexpr std::int64_t kLeastPanels = 8;                         // of a block of a cluster
   Cut best;
   double least = 0;
   const std::int64_t most = multiprocessors();
@@ -298,11 +321,12 @@ Cut choose_cut(std::int64_t n, std::int64_t panels, std::int64_t input_rows, boo
     for (const int split : {1, 2}) {
       if (gated && (split > 1 || tile % 16 != 0)) continue;
       const std::int64_t tiles = ceil_div(n, tile);
-      if (split > 1 && (tiles * split > most || panels < 8 * split)) continue;
+      if (split > 1 && (tiles * split > most || panels < kLeastPanels * split)) continue;
       const std::int64_t turns = split > 1 ? 1 : ceil_div(tiles, most);
-      const double bytes = static_cast<double>(turns * ceil_div(panels, split)) * kPanelBytes *
-                               (static_cast<double>(tile) + static_cast<double>(input_rows) / 6) +
-                           700 * tile + (split > 1 ? 24 << 10 : 0);
+      const double row_bytes = static_cast<double>(turns * ceil_div(panels, split) * kPanelBytes);
+      const double bytes = row_bytes * (tile + kInputCost * static_cast<double>(input_rows)) +
+                           kColumnCost * tile + kTurnCost * static_cast<double>(turns) +
+                           (split > 1 ? kMeetingCost : 0);
       if (best.tile > 0 && bytes >= least) continue;
       best = {tile, split, static_cast<int>(tiles)};
       least = bytes;
@@ -316,24 +340,23 @@ void launch(const Cut& cut, Work w, const void* x, const void* weights, std::int
   constexpr int kWeightBytes = kPanels * kTile * kPanelBytes;
   const int input_bytes = kPanels * w.input_rows * kPanelBytes;
   const int parts_bytes = cut.split > 1 ? kGroups * 64 * kTile * 4 : 0;
-  const int room = kSharedBytes - 2048 - static_cast<int>(sizeof(Rings)) - parts_bytes;
+  const int room = kSharedBytes - kAlignment - static_cast<int>(sizeof(Rings)) - parts_bytes;
   w.steps = static_cast<int>(ceil_div(k, kPanels * kPanel));
   w.input_slots = std::clamp(room / 3 / input_bytes, 2, kMaxInputSlots);
   w.weight_slots = std::min((room - w.input_slots * input_bytes) / kWeightBytes, kMaxWeightSlots);
   const auto kernel = &stream_kernel<kTile, kPanels, kGroups, kGated>;
   static const bool prepared = [&] {
     CHECK_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 << 10));
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     return true;
   }();
   static_cast<void>(prepared);
   cudaLaunchConfig_t config{};
-  const std::int64_t blocks = cut.split > 1
-                                  ? std::int64_t{cut.tiles} * cut.split
-                                  : std::min<std::int64_t>(cut.tiles, multiprocessors());
+  const std::int64_t blocks = cut.split > 1 ? std::int64_t{cut.tiles} * cut.split
+                                            : std::min<std::int64_t>(cut.tiles, multiprocessors());
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kGroups * 128 + 64);
-  config.dynamicSmemBytes = static_cast<std::size_t>(1024 + w.input_slots * input_bytes +
+  config.dynamicSmemBytes = static_cast<std::size_t>(kAlignment + w.input_slots * input_bytes +
                                                      w.weight_slots * kWeightBytes + parts_bytes);
   config.stream = stream();
   cudaLaunchAttribute attributes[2] = {};
@@ -359,8 +382,8 @@ void launch_cut(const Cut& cut, const Work& w, const void* x, const void* weight
   };
 #define TD_TILE(size) \
   if (cut.tile == size) return run(std::integral_constant<int, size>{});
-  TD_TILE(16) TD_TILE(32) TD_TILE(48) TD_TILE(64) TD_TILE(80) TD_TILE(96) TD_TILE(160)
-  if constexpr (!kGated) {
+  TD_TILE(16)
+  TD_TILE(32) TD_TILE(48) TD_TILE(64) TD_TILE(80) TD_TILE(96) TD_TILE(160) if constexpr (!kGated) {
     TD_TILE(24) TD_TILE(40)
   }
 #undef TD_TILE
@@ -387,8 +410,8 @@ void run(Activation activation, const void* x, const void* w, const void* bias, 
 }
 
 bool takes(Element e, const void* x, const void* w, std::int64_t n, std::int64_t k) {
-  return e == Element::bf16 && k % 8 == 0 && aligned16(x) && aligned16(w) &&
-         n < (std::int64_t{1} << 30);
+  return e == Element::bf16 && n > 0 && n < (std::int64_t{1} << 30) && k > 0 && k % 8 == 0 &&
+         aligned16(x) && aligned16(w);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// y = x·Wᵀ (+ bias) for the few rows of a decode step, bf16 in and out, f32 sums; see stream_gemm.cu.
+// y = x·Wᵀ (+ bias) for the few rows of a decode step, bf16 in and out, f32 sums; see
+// stream_gemm.cu. y is aligned to two elements.
 #pragma once
 
 #include "ops/cuda/device.h"

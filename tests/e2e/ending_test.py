@@ -14,7 +14,7 @@ import time
 import unittest
 import urllib.request
 
-from tiny_run import TANDEM, TinyRun, children, processes, wait_until
+from tiny_run import TANDEM, TinyRun, children, needs_gpus, processes, wait_until
 
 NO_END = ["--num-rollout", "5000"]
 
@@ -59,6 +59,7 @@ class Ending(TinyRun):
         self.assertEqual(len(helpers), 1)
         return driver, ranks, helpers
 
+    @needs_gpus(2)
     def test_a_killed_driver_leaves_no_process_port_or_shared_memory(self):
         before = set(os.listdir("/dev/shm"))
         driver, ranks, helpers = self.running("driver", "--actor-num-gpus-per-node", "2")
@@ -101,6 +102,7 @@ class Ending(TinyRun):
         self.kill(driver)
         self.assertTrue(wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 5))
 
+    @needs_gpus(2)
     def test_a_rank_killed_in_mid_rollout_ends_the_run_with_its_cause(self):
         # Answers so long that the rank is in a rollout whenever the signal comes.
         long = ["--rollout-max-response-len", "400", "--actor-num-gpus-per-node", "2"]

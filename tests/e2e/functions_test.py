@@ -7,7 +7,7 @@ import os
 import threading
 import unittest
 
-from tiny_run import ROOT, TinyRun, tensors_of
+from tiny_run import DEVICE_FLAGS, ROOT, TinyRun, tensors_of
 
 FUNCTIONS = """
 import os, time
@@ -92,7 +92,7 @@ class Functions(TinyRun):
                      "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
                      "--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4",
                      "--rollout-max-response-len", "8", "--lr", "1e-3", "--threads-per-rank", "1",
-                     "--run-dir", self.folder / name, *rm, *more]
+                     *DEVICE_FLAGS, "--run-dir", self.folder / name, *rm, *more]
         return self.run_tandem(*arguments, code=code, env={**os.environ, "PYTHONPATH": str(self.folder)})
 
     def rollout(self, name, step):

@@ -15,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-from tiny_run import BUILD, DEVICE, DEVICE_FLAGS, NUM_GPUS, ROOT, make_model
+from tiny_run import BUILD, DEVICE, DEVICE_FLAGS, NUM_GPUS, ROOT, lacks_gpus, make_model, needs_gpus
 
 SPLIT = ["--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"]
 SHARDED = ["--fsdp-reshard-after-forward"]
@@ -76,8 +76,6 @@ if DEVICE == "cuda":
     PLACEMENTS = {name: flags for name, flags in GPU_PLACEMENTS.items()
                   if NUM_GPUS >= 2 or name == "colocated-double"}
     DEVICE_FLAGS = [*DEVICE_FLAGS, "--deterministic-layout"]
-# Why a test that needs two ranks cannot run here; empty: it can.
-NO_TWO = f"not run: {NUM_GPUS} GPU" if DEVICE == "cuda" and NUM_GPUS < 2 else ""
 # What depends on clock and placement: times, and which prompts met in one engine.
 CLOCK = ("perf/", "memory/", "time", "rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
@@ -117,8 +115,7 @@ class Placement(unittest.TestCase):
                 for line in lines]
 
     def test_no_placement_changes_a_bit(self):
-        if NO_TWO:
-            print(f"placements over two GPUs: {NO_TWO}")
+        lacks_gpus(2, "placements over two GPUs")
         for row in self.wanted:
             self.assertEqual(row["train/train_rollout_logprob_abs_diff_max"], 0)
             self.assertGreater(row["train/grad_norm"], 0)  # a random model earns nothing: by its entropy
@@ -126,7 +123,7 @@ class Placement(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual(self.rows(name, flags), self.wanted)
 
-    @unittest.skipIf(NO_TWO, NO_TWO)
+    @needs_gpus(2)
     def test_row_parallel_engines_differ_by_rounding_and_repeat_themselves(self):
         fast = ["--no-true-on-policy-mode"]
         two = [*fast, "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "2",
@@ -153,7 +150,7 @@ class Placement(unittest.TestCase):
         # An engine of one rank cuts nothing.
         self.assertEqual(self.rows("fast-1", [*fast, "--colocate"]), self.wanted)
 
-    @unittest.skipIf(NO_TWO, NO_TWO)
+    @needs_gpus(2)
     def test_the_cost_of_an_update_stands_in_the_row(self):
         self.rows("cost", SPLIT)
         for line in (self.folder / "cost/metrics.jsonl").read_text().splitlines():
@@ -193,7 +190,7 @@ class Placement(unittest.TestCase):
                 found[int(entry.name)] = words
         return sorted(found)  # ranks are started in order
 
-    @unittest.skipIf(NO_TWO, NO_TWO)
+    @needs_gpus(2)
     def test_a_killed_engine_part_ends_the_run_with_the_cause(self):
         for name, flags, victim in [
                 ("kill-engine", SPLIT, 1),
@@ -201,8 +198,7 @@ class Placement(unittest.TestCase):
                 ("kill-follower-colocated", ["--colocate", "--actor-num-gpus-per-node", "2",
                                              "--rollout-num-gpus-per-engine", "2"], 1),
                 ("kill-shard", [*SHARDED, "--actor-num-gpus-per-node", "3", "--rollout-num-gpus", "1"], 1)]:
-            if name == "kill-follower" and DEVICE == "cuda" and NUM_GPUS < 3:
-                print(f"{name}: not run: {NUM_GPUS} GPUs")
+            if name == "kill-follower" and lacks_gpus(3, name):
                 continue
             if name == "kill-shard" and DEVICE == "cuda":
                 continue  # trainers on GPUs hold all compute weights

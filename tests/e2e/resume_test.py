@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from tiny_run import DEVICE, NUM_GPUS, ROOT, TANDEM, TinyRun, tensors_of, wait_until
+from tiny_run import ROOT, TANDEM, TinyRun, needs_gpus, tensors_of, wait_until
 
 STEPS = 14  # of 4 prompts each: three passes over the 18 prompts, with borders inside steps
 
@@ -147,7 +147,7 @@ class Resume(TinyRun):
         self.run_tandem(*self.run_flags("damaged", "--ckpt-step", older))
         self.assert_equals_unbroken("damaged")
 
-    @unittest.skipIf(DEVICE == "cuda" and NUM_GPUS < 2, f"not run: {NUM_GPUS} GPU")
+    @needs_gpus(2)
     def test_a_full_disk_ends_the_run_with_the_older_checkpoint_whole(self):
         self.break_after("full", 3)
         before = self.pointer("full")
@@ -165,7 +165,7 @@ class Resume(TinyRun):
         self.run_tandem(*self.run_flags("full"))
         self.assert_equals_unbroken("full")
 
-    @unittest.skipIf(DEVICE == "cuda" and NUM_GPUS < 4, f"not run: {NUM_GPUS} GPUs")
+    @needs_gpus(4)
     def test_another_number_and_place_of_ranks_goes_on_with_the_same_numbers(self):
         # Four colocated ranks, three, two that train beside two that serve (the restored weights reach
         # those before the first answer: case C65), one (case C58).

@@ -6,6 +6,7 @@ equal whole answers, known prefixes that change no bit, clients that go away, re
 
 import http.client
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -28,7 +29,8 @@ def check(holds: bool, text: str) -> None:
 class Server:
     def __init__(self, build: pathlib.Path):
         self.process = subprocess.Popen(
-            [build / "tandem", "serve", "--hf-checkpoint", MODEL, "--port", "0", "--max-running-requests", "8"],
+            [build / "tandem", "serve", "--hf-checkpoint", MODEL, "--port", "0", "--max-running-requests", "8",
+             "--device", os.environ.get("TANDEM_TEST_DEVICE", "cpu")],
             stderr=subprocess.PIPE, text=True)
         self.port = 0
         for line in self.process.stderr:

@@ -20,6 +20,20 @@ MODEL = ROOT / "models/SmolLM2-135M-Instruct"
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cpu")
 DEVICE_FLAGS = ["--device", DEVICE, *(["--true-on-policy-mode"] if DEVICE == "cuda" else [])]
 NUM_GPUS = len([path for path in pathlib.Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+
+
+# For a test, or a part of one, that places ranks on so many GPUs.
+def needs_gpus(count):
+    return unittest.skipIf(lacks_gpus(count), f"not run: {NUM_GPUS} GPU")
+
+
+def lacks_gpus(count, part=None):
+    lacking = DEVICE == "cuda" and NUM_GPUS < count
+    if lacking and part:
+        print(f"{part}: not run: {NUM_GPUS} GPU")
+    return lacking
+
+
 HIDDEN = 256 if DEVICE == "cuda" else 48  # on a GPU heads of 64, which FlashInfer's kernels take
 # Columns that differ between two equal runs: what depends on the clock, and how many prompts arrived
 # before which batch.

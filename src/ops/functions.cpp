@@ -279,9 +279,7 @@ struct Rotary : Function<Rotary> {
     const RopeTable table{.cos = saved[1],
                           .sin = saved[2],
                           .interleaved = ctx->saved_data.at("interleaved").toBool()};
-    // A gradient that nobody else holds is turned where it lies.
-    const bool is_own = grads[0].use_count() == 1 && grads[0].is_contiguous();
-    auto dx = is_own ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
+    auto dx = grads[0].clone(at::MemoryFormat::Contiguous);
     rotate(dx, *pointer<AttentionShape>(ctx, "shape"), saved[0], table, -1);
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }

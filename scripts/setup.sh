@@ -40,7 +40,7 @@ if [ $oracle = yes ]; then
   total=$((total + megabytes))
 fi
 if [ $cuda = yes ]; then
-  note "62 MB for FlashInfer's headers$(! has_gpu || echo "; 2.5 GB for the CUDA libraries that torch needs on a GPU")"
+  note "64 MB for the headers of FlashInfer and of cuDNN's front end$(! has_gpu || echo "; 2.5 GB for the CUDA libraries that torch needs on a GPU")"
 fi
 note "$total MB of Python packages in all; about 3.5 GB of disk once unpacked and built"
 

@@ -1,5 +1,5 @@
-// Keys and values of a training call as FlashAttention wants them, one segment after the other, and
-// the way back: segments that share a prompt read its rows' keys several times.
+// Keys and values of a training call as FlashAttention and cuDNN want them, one segment after the
+// other, and the way back: segments that share a prompt read its rows' keys several times.
 #include "ops/cuda/attention.h"
 #include "ops/cuda/device.cuh"
 

@@ -51,13 +51,6 @@ Announced announced_by(Store& store, int process, double timeout_seconds) {
   return a;
 }
 
-// Of rows that end at `end`: the bytes up to the page's end if their storage ends there too, which
-// are nobody's. Copied with the rows they make boxes that follow each other one run of bytes.
-std::int64_t padding_after(const RowsView& v, std::int64_t row_end, const std::byte* end) {
-  if (v.first_row + row_end != v.storage_rows) return 0;
-  return -reinterpret_cast<std::intptr_t>(end) & (kArenaAlignment - 1);
-}
-
 }  // namespace
 
 std::unique_ptr<DescriptorServer> announce_memory(Store& store, int process, const Memory* memory) {
@@ -175,24 +168,17 @@ std::int64_t LocalCopies::copy_on_gpu(std::span<RowsSum> sums) {
     const auto box = static_cast<std::size_t>(b - setup_.plan.boxes.data());
     const ArenaLayout& layout = setup_.target_layouts[b->target_rank];
     const RowsView from = view_source(*b);
-    const auto target =
-        device_stretch(view_entry(layout, setup_.target->memory().data(), b->target_entry),
-                       b->target_row, b->rows);
-    auto* to = const_cast<std::byte*>(target.data());
+    const RowsView to = view_entry(layout, setup_.target->memory().data(), b->target_entry);
+    const auto target = device_stretch(to, b->target_row, b->rows);
     total += std::ssize(target);
     if (setup_.copies_on_gpu(*b)) {
-      const auto source = device_stretch(from, b->source_row, b->rows);
-      const std::int64_t padding =
-          std::min(padding_after(from, b->source_row + b->rows, source.data() + source.size()),
-                   padding_after(view_entry(layout, nullptr, b->target_entry),
-                                 b->target_row + b->rows, target.data() + target.size()));
-      jobs.push_back({.from = source.data(), .to = to, .bytes = std::ssize(target) + padding});
+      jobs.push_back(device_copy(from, b->source_row, b->rows, to, b->target_row));
       job_boxes.push_back(box);
     } else if (auto words =
                    device_words(from, b->source_row, b->rows,
                                 layout.entries[b->target_entry].global_row + b->target_row);
                words && from.element == layout.element) {
-      words->copy_to = to;
+      words->copy_to = const_cast<std::byte*>(target.data());
       summed.push_back(*words);
       summed_boxes.push_back(box);
     } else {

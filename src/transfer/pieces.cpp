@@ -82,6 +82,13 @@ bool travels_raw(const RowsView& v, const Piece& p) {
              : whole_panels(v.first_row + p.row, p.rows, v.storage_rows) && are_panels(v);
 }
 
+// Behind device rows that end at row_end: the bytes up to the page's end if their storage ends
+// there too, since storages begin at pages.
+std::int64_t padding_after(const RowsView& v, std::int64_t row_end) {
+  if (v.first_row + row_end != v.storage_rows) return 0;
+  return -reinterpret_cast<std::intptr_t>(row_data(v, row_end)) & (kArenaAlignment - 1);
+}
+
 // Of the rows' values as they are in f32, rounded as the element rounds.
 RowsSum checksum_values(Element element, const float* values, std::int64_t rows, std::int64_t cols,
                         std::int64_t first) {
@@ -138,6 +145,17 @@ std::span<const std::byte> stretch(const RowsView& v, std::int64_t row, std::int
 std::span<const std::byte> device_stretch(const RowsView& v, std::int64_t row, std::int64_t rows) {
   assert(v.place == Place::cuda && v.layout == Layout::row_major);
   return {row_data(v, row), static_cast<std::size_t>(rows_bytes(v, rows))};
+}
+
+BytesCopy device_copy(const RowsView& from, std::int64_t row, std::int64_t rows, const RowsView& to,
+                      std::int64_t target_row) {
+  const auto source = device_stretch(from, row, rows);
+  const auto target = device_stretch(to, target_row, rows);
+  assert(source.size() == target.size());
+  return {.from = source.data(),
+          .to = const_cast<std::byte*>(target.data()),
+          .bytes = std::ssize(target) +
+                   std::min(padding_after(from, row + rows), padding_after(to, target_row + rows))};
 }
 
 bool same_stretch(const ArenaLayout& source, std::int64_t source_entry, std::int64_t source_row,

@@ -42,6 +42,11 @@ std::span<const std::byte> stretch(const RowsView& view, std::int64_t row, std::
 // The same of device memory, where every matrix is row-major.
 std::span<const std::byte> device_stretch(const RowsView& view, std::int64_t row,
                                           std::int64_t rows);
+// Rows of device memory with all their columns, as they are, to a target's rows of the same form.
+// Where both are the last of their storages it takes the bytes behind them along, up to where a
+// page ends at either end: they are nobody's, and boxes that follow each other become one run.
+BytesCopy device_copy(const RowsView& from, std::int64_t row, std::int64_t rows, const RowsView& to,
+                      std::int64_t target_row);
 // Rows of device memory as words to add up on the device; the first is row global_row of its
 // tensor. Nothing where they do not end and begin at whole words.
 std::optional<WordsPiece> device_words(const RowsView& view, std::int64_t row, std::int64_t rows,

@@ -1,4 +1,5 @@
-// The ways to compute attention, and the choice between them (cudnn.cpp, flash.cpp, paged.cuh, attention.cu).
+// The ways to compute attention (cudnn.cpp, flash.cpp, paged.cuh, attention.cu); part.cpp chooses
+// between them.
 #pragma once
 
 #include <vector>
@@ -37,6 +38,7 @@ void flash_attention_backward(const AttentionShape&, const AttentionPlan&, const
 std::vector<std::int32_t> cudnn_offsets(const AttentionShape&, bool own_rows,
                                         const std::vector<std::int32_t>& cum_rows,
                                         const std::vector<std::int32_t>& cum_keys);
+bool cudnn_is_built_in();
 bool cudnn_takes(Element, const AttentionShape&, const AttentionPlan&);
 void cudnn_attention(const AttentionShape&, const AttentionPlan&, const void* qkv, void* out,
                      float* log_sum_exp);

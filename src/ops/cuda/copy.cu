@@ -1,9 +1,9 @@
 // Copies of weights on the device that are read back, many pieces in one launch: a thread compares
 // what it stored with what it read, while it still lies in the L2 cache. Pieces that follow each
 // other at both ends are one run. Memory works best when the words under way lie close together, so
-// a thread takes one word and a block is short; then a block's load must not wait for anything, so
-// the runs are arguments of the kernel rather than a table in memory (measured:
-// bench/results/gpu-2026-11-30.md).
+// a thread takes one word and a block is short. The runs are arguments of the kernel rather than a
+// table in memory, so that a block's first load waits for no other; with that and the rest of its
+// form the kernel is as fast as a device copy (bench/results/gpu-2026-11-30.md).
 #include <algorithm>
 #include <vector>
 
@@ -69,23 +69,6 @@ __global__ void compare_kernel(const unsigned char* from, const unsigned char* t
     if (different(from[i], to[i]) != 0) *differ = 1;
 }
 
-// Which pieces differ: seldom asked, so piece by piece. If none does when it is looked at again, no
-// piece is to be trusted.
-void find_differing(const BytesCopy* pieces, std::int64_t count, std::uint32_t* flag,
-                    std::uint32_t* differ) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    *flag = 0;
-    compare_kernel<<<1024, 256, 0, stream()>>>(static_cast<const unsigned char*>(pieces[i].from),
-                                               static_cast<const unsigned char*>(pieces[i].to),
-                                               pieces[i].bytes, flag);
-    CHECK_LAUNCH("compare");
-    CHECK_CUDA(cudaStreamSynchronize(stream()));
-    differ[i] = *flag;
-  }
-  if (std::all_of(differ, differ + count, [](std::uint32_t d) { return d == 0; }))
-    std::fill_n(differ, count, 1u);
-}
-
 // A word of the host's memory that kernels write, so that a copy without a fault sends nothing
 // back.
 std::uint32_t* host_flag() {
@@ -103,6 +86,22 @@ bool follows(const BytesCopy& a, const BytesCopy& b) {
 }
 
 }  // namespace
+
+// Seldom asked, so piece by piece.
+void find_differing(const BytesCopy* pieces, std::int64_t count, std::uint32_t* differ) {
+  std::uint32_t* const flag = host_flag();
+  for (std::int64_t i = 0; i < count; ++i) {
+    *flag = 0;
+    compare_kernel<<<1024, 256, 0, stream()>>>(static_cast<const unsigned char*>(pieces[i].from),
+                                               static_cast<const unsigned char*>(pieces[i].to),
+                                               pieces[i].bytes, flag);
+    CHECK_LAUNCH("compare");
+    CHECK_CUDA(cudaStreamSynchronize(stream()));
+    differ[i] = *flag;
+  }
+  if (std::all_of(differ, differ + count, [](std::uint32_t d) { return d == 0; }))
+    std::fill_n(differ, count, 1u);
+}
 
 void copy_and_compare(const BytesCopy* pieces, std::int64_t count, std::uint32_t* differ) {
   std::fill_n(differ, count, 0u);
@@ -125,7 +124,7 @@ void copy_and_compare(const BytesCopy* pieces, std::int64_t count, std::uint32_t
   else
     copy_runs<unsigned char>(runs, flag);
   CHECK_CUDA(cudaStreamSynchronize(stream()));
-  if (*flag != 0) find_differing(pieces, count, flag, differ);
+  if (*flag != 0) find_differing(pieces, count, differ);
 }
 
 }  // namespace tandem::cuda

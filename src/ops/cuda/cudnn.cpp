@@ -4,9 +4,11 @@
 // only: the backward adds to dq in no fixed order, so runs that must repeat take flash.cpp.
 //
 // cuDNN builds a plan for each shape, which takes a while, so the number of segments and the
-// lengths are rounded up to powers of two; segments that are not there have no rows.
+// longest lengths are rounded up to powers of two (segments that are not there have no rows), and
+// the totals, which its workspace goes by, to eighths of them (workspace.h).
 #include <ATen/Context.h>
 #include <ATen/cudnn/Handle.h>
+#include <c10/util/Exception.h>
 #include <cudnn_frontend.h>
 
 #include <algorithm>
@@ -19,6 +21,9 @@
 
 #include "ops/cuda/attention.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/workspace.h"
+
+static_assert(CUDNN_MAJOR == 9, "torch 2.11 loads cuDNN 9: cudnn.h of another version was found");
 
 namespace tandem::cuda {
 namespace {
@@ -49,39 +54,42 @@ Call call_of(const AttentionShape& s, const AttentionPlan& plan) {
           .segments = rounded(plan.num_segments, 1),
           .max_rows = rounded(plan.max_rows, 128),
           .max_keys = rounded(plan.max_keys, 128),
-          .total_rows = rounded(plan.rows, 128),
-          .total_keys = rounded(plan.total_keys, 128)};
+          .total_rows = rounded_total(plan.rows),
+          .total_keys = rounded_total(plan.total_keys)};
 }
 
 // Elements from one row to the next: of qkv, of the output, of the keys (and the values), of their
-// gradients.
+// gradients, and of those for each query head, which cuDNN keeps before it adds them up.
 struct Strides {
   Strides(const AttentionShape& s, bool own_rows)
       : qkv(s.qkv_width()),
         out(s.num_heads * s.head_dim),
         keys(own_rows ? qkv : 2 * s.num_kv_heads * s.head_dim),
-        d_keys(s.num_kv_heads * s.head_dim) {}
-  std::int64_t qkv, out, keys, d_keys;
+        d_keys(s.num_kv_heads * s.head_dim),
+        d_keys_by_query_head(s.num_heads * s.head_dim) {}
+  std::int64_t qkv, out, keys, d_keys, d_keys_by_query_head;
 };
 
-enum Id : std::int64_t {
-  kQ,
-  kK,
-  kV,
-  kOut,
-  kStats,
-  kDOut,
-  kDQ,
-  kDK,
-  kDV,
-  kRows,
-  kKeys,
-  kQBegin,
-  kOutBegin,
-  kStatsBegin,
-  kKeysBegin,
-  kDKeysBegin
+enum class Id : std::int64_t {
+  q,
+  k,
+  v,
+  out,
+  stats,
+  d_out,
+  dq,
+  dk,
+  dv,
+  rows,
+  keys,
+  q_begin,
+  out_begin,
+  stats_begin,
+  keys_begin,
+  d_keys_begin
 };
+std::int64_t number(Id id) { return static_cast<std::int64_t>(id); }
+using Data = std::map<Id, const void*>;
 
 // The arrays of plan.ragged, one after the other: each segment's rows and keys, then where the
 // segments begin, in elements.
@@ -109,16 +117,16 @@ struct Pass {
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    rows = numbers(kRows, c.segments);
-    keys = numbers(kKeys, c.segments);
-    q_begin = numbers(kQBegin, c.segments + 1);
-    out_begin = numbers(kOutBegin, c.segments + 1);
-    stats_begin = numbers(kStatsBegin, c.segments + 1);
-    keys_begin = numbers(kKeysBegin, c.segments + 1);
+    rows = numbers(Id::rows, c.segments);
+    keys = numbers(Id::keys, c.segments);
+    q_begin = numbers(Id::q_begin, c.segments + 1);
+    out_begin = numbers(Id::out_begin, c.segments + 1);
+    stats_begin = numbers(Id::stats_begin, c.segments + 1);
+    keys_begin = numbers(Id::keys_begin, c.segments + 1);
   }
   Tensor numbers(Id id, std::int64_t count) {
     return graph->tensor(fe::graph::Tensor_attributes()
-                             .set_uid(id)
+                             .set_uid(number(id))
                              .set_dim({count, 1, 1, 1})
                              .set_stride({1, 1, 1, 1})
                              .set_data_type(fe::DataType_t::INT32));
@@ -127,14 +135,14 @@ struct Pass {
   fe::graph::Tensor_attributes rows_of(Id id, std::int64_t heads, std::int64_t longest,
                                        std::int64_t stride, const Tensor& begin) const {
     return fe::graph::Tensor_attributes()
-        .set_uid(id)
+        .set_uid(number(id))
         .set_dim({call.segments, heads, longest, call.head_dim})
         .set_stride({longest * stride, call.head_dim, stride, 1})
         .set_ragged_offset(begin);
   }
   fe::graph::Tensor_attributes stats() const {
     return fe::graph::Tensor_attributes()
-        .set_uid(kStats)
+        .set_uid(number(Id::stats))
         .set_data_type(fe::DataType_t::FLOAT)
         .set_dim({call.segments, call.num_heads, call.max_rows, 1})
         .set_stride({call.max_rows * call.num_heads, 1, call.num_heads, 1})
@@ -151,18 +159,24 @@ struct Pass {
         .set_diagonal_band_right_bound(0);
     if (call.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(call.window));
   }
-  // Whether cuDNN has a kernel for it.
-  bool build() {
+  // An error if cuDNN has no kernel for it.
+  fe::error_t build() {
     const cudnnHandle_t handle = at::native::getCudnnHandle();
-    return graph->validate().is_good() && graph->build_operation_graph(handle).is_good() &&
-           graph->create_execution_plans({fe::HeurMode_t::A}).is_good() &&
-           graph->check_support(handle).is_good() && graph->build_plans(handle).is_good();
+    fe::error_t error = graph->validate();
+    if (error.is_good()) error = graph->build_operation_graph(handle);
+    if (error.is_good()) error = graph->create_execution_plans({fe::HeurMode_t::A});
+    if (error.is_good()) error = graph->check_support(handle);
+    if (error.is_good()) error = graph->build_plans(handle);
+    return error;
   }
-  void run(std::unordered_map<std::int64_t, void*> data) const {
+  void run(const Data& data) const {
+    std::unordered_map<std::int64_t, void*> by_number;
+    for (const auto& [id, p] : data) by_number.emplace(number(id), const_cast<void*>(p));
     std::int64_t bytes = 0;
     check_graph(graph->get_workspace_size(bytes), "workspace");
     const Scratch workspace(bytes);
-    check_graph(graph->execute(at::native::getCudnnHandle(), data, workspace.as<void>()), "run");
+    check_graph(graph->execute(at::native::getCudnnHandle(), by_number, workspace.as<void>()),
+                "run");
   }
   Call call;
   std::shared_ptr<fe::graph::Graph> graph;
@@ -172,15 +186,15 @@ struct Pass {
 Pass forward_pass(const AttentionShape& s, const Call& c) {
   const Strides stride(s, c.own_rows);
   Pass p(c);
-  const auto q = p.graph->tensor(p.rows_of(kQ, c.num_heads, c.max_rows, stride.qkv, p.q_begin));
+  const auto q = p.graph->tensor(p.rows_of(Id::q, c.num_heads, c.max_rows, stride.qkv, p.q_begin));
   const auto k =
-      p.graph->tensor(p.rows_of(kK, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
+      p.graph->tensor(p.rows_of(Id::k, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
   const auto v =
-      p.graph->tensor(p.rows_of(kV, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
+      p.graph->tensor(p.rows_of(Id::v, c.num_kv_heads, c.max_keys, stride.keys, p.keys_begin));
   auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
   p.set_masks(options);
   const auto [out, stats] = p.graph->sdpa(q, k, v, options);
-  *out = p.rows_of(kOut, c.num_heads, c.max_rows, stride.out, p.out_begin);
+  *out = p.rows_of(Id::out, c.num_heads, c.max_rows, stride.out, p.out_begin);
   out->set_output(true);
   *stats = p.stats();
   stats->set_output(true);
@@ -190,7 +204,7 @@ Pass forward_pass(const AttentionShape& s, const Call& c) {
 Pass backward_pass(const AttentionShape& s, const Call& c) {
   const Strides stride(s, c.own_rows);
   Pass p(c);
-  const auto d_keys_begin = p.numbers(kDKeysBegin, c.segments + 1);
+  const auto d_keys_begin = p.numbers(Id::d_keys_begin, c.segments + 1);
   const auto queries = [&](Id id) {
     return p.rows_of(id, c.num_heads, c.max_rows, stride.qkv, p.q_begin);
   };
@@ -205,12 +219,12 @@ Pass backward_pass(const AttentionShape& s, const Call& c) {
                      .set_max_total_seq_len_q(c.total_rows)
                      .set_max_total_seq_len_kv(c.total_keys);
   p.set_masks(options);
-  const auto [dq, dk, dv] =
-      p.graph->sdpa_backward(p.graph->tensor(queries(kQ)), keys(kK), keys(kV), outputs(kOut),
-                             outputs(kDOut), p.graph->tensor(p.stats()), options);
-  *dq = queries(kDQ);
+  const auto [dq, dk, dv] = p.graph->sdpa_backward(
+      p.graph->tensor(queries(Id::q)), keys(Id::k), keys(Id::v), outputs(Id::out),
+      outputs(Id::d_out), p.graph->tensor(p.stats()), options);
+  *dq = queries(Id::dq);
   dq->set_output(true);
-  for (const auto& [tensor, id] : {std::pair{dk, kDK}, {dv, kDV}}) {
+  for (const auto& [tensor, id] : {std::pair{dk, Id::dk}, {dv, Id::dv}}) {
     *tensor = p.rows_of(id, c.num_kv_heads, c.max_keys, stride.d_keys, d_keys_begin);
     tensor->set_output(true);
   }
@@ -221,7 +235,17 @@ struct Passes {
   Pass forward, backward;
 };
 
-// Null if cuDNN lacks either. Forward and backward run on threads of their own.
+void warn(const Call& c, const char* pass, fe::error_t error) {
+  TORCH_WARN("cuDNN makes no ", pass, " for attention of ", c.num_heads, " heads (", c.num_kv_heads,
+             " of keys) of ", c.head_dim, ", window ", c.window, ", ", c.segments,
+             " segments of up to ", c.max_rows, " rows and ", c.max_keys, " keys, ", c.total_rows,
+             " rows and ", c.total_keys,
+             " keys in all; FlashAttention-2 takes such calls, which is slower. cuDNN says: ",
+             error.get_message());
+}
+
+// Null if cuDNN lacks either, which is told once a shape. Forward and backward run on threads of
+// their own. Plans are of one device, as the process is (start in part.cpp).
 const Passes* passes_for(const AttentionShape& s, const AttentionPlan& plan) {
   static std::mutex guard;
   static std::map<Call, std::unique_ptr<Passes>> built;
@@ -230,7 +254,12 @@ const Passes* passes_for(const AttentionShape& s, const AttentionPlan& plan) {
   const auto [found, is_new] = built.try_emplace(call);
   if (is_new) {
     auto passes = std::make_unique<Passes>(Passes{forward_pass(s, call), backward_pass(s, call)});
-    if (passes->forward.build() && passes->backward.build()) found->second = std::move(passes);
+    if (fe::error_t error = passes->forward.build(); error.is_bad())
+      warn(call, "forward pass", error);
+    else if (fe::error_t back = passes->backward.build(); back.is_bad())
+      warn(call, "backward pass", back);
+    else
+      found->second = std::move(passes);
   }
   return found->second.get();
 }
@@ -241,33 +270,28 @@ const Passes& known_passes(const AttentionShape& s, const AttentionPlan& plan) {
   return *passes;
 }
 
-template <class T>
-void* data_of(const T* p) {
-  return const_cast<void*>(static_cast<const void*>(p));
-}
-
 // Keys and values: where the qkv rows have them, or gathered. The inputs of both passes.
 struct Inputs {
   Inputs(const AttentionShape& s, const AttentionPlan& plan, const void* qkv)
       : gathered(plan.own_rows ? 0 : plan.total_keys * 2 * s.num_kv_heads * s.head_dim * 2) {
     const Ragged ragged(plan.ragged, rounded(plan.num_segments, 1));
-    auto* keys = static_cast<bf16*>(data_of(qkv)) + s.num_heads * s.head_dim;
+    const bf16* keys = static_cast<const bf16*>(qkv) + s.num_heads * s.head_dim;
     if (!plan.own_rows) {
       keys = gathered.as<bf16>();
-      gather_keys(s, plan, qkv, keys);
+      gather_keys(s, plan, qkv, gathered.as<void>());
     }
-    data = {{kQ, data_of(qkv)},
-            {kK, keys},
-            {kV, keys + s.num_kv_heads * s.head_dim},
-            {kRows, data_of(ragged.rows)},
-            {kKeys, data_of(ragged.keys)},
-            {kQBegin, data_of(ragged.q)},
-            {kOutBegin, data_of(ragged.out)},
-            {kStatsBegin, data_of(ragged.stats)},
-            {kKeysBegin, data_of(ragged.k)}};
+    data = {{Id::q, qkv},
+            {Id::k, keys},
+            {Id::v, keys + s.num_kv_heads * s.head_dim},
+            {Id::rows, ragged.rows},
+            {Id::keys, ragged.keys},
+            {Id::q_begin, ragged.q},
+            {Id::out_begin, ragged.out},
+            {Id::stats_begin, ragged.stats},
+            {Id::keys_begin, ragged.k}};
   }
   Scratch gathered;
-  std::unordered_map<std::int64_t, void*> data;
+  Data data;
 };
 
 }  // namespace
@@ -294,12 +318,18 @@ std::vector<std::int32_t> cudnn_offsets(const AttentionShape& s, bool own_rows,
   return out;
 }
 
+bool cudnn_is_built_in() { return true; }
+
+// Its offsets have 32 bits.
 bool cudnn_takes(Element e, const AttentionShape& s, const AttentionPlan& plan) {
   constexpr std::int64_t kShort = 512, kMost = std::numeric_limits<std::int32_t>::max();
   const Strides stride(s, plan.own_rows);
   return e == Element::bf16 && plan.ragged && plan.max_keys > kShort && s.head_dim % 16 == 0 &&
          s.head_dim <= 128 && !at::globalContext().deterministicAlgorithms() &&
-         plan.rows * stride.qkv <= kMost && plan.total_keys * stride.keys <= kMost &&
+         rounded_total(plan.rows) * stride.qkv <= kMost &&
+         rounded_total(plan.total_keys) * std::max(stride.keys, stride.d_keys_by_query_head) <=
+             kMost &&
+         cudnn_workspace(s, plan.rows, plan.total_keys) <= kMaxCudnnWorkspace &&
          passes_for(s, plan);
 }
 
@@ -307,9 +337,9 @@ void cudnn_attention(const AttentionShape& s, const AttentionPlan& plan, const v
                      float* log_sum_exp) {
   Inputs inputs(s, plan, qkv);
   const Scratch unread(log_sum_exp ? 0 : plan.rows * s.num_heads * 4);
-  inputs.data[kOut] = out;
-  inputs.data[kStats] = log_sum_exp ? log_sum_exp : unread.as<float>();
-  known_passes(s, plan).forward.run(std::move(inputs.data));
+  inputs.data[Id::out] = out;
+  inputs.data[Id::stats] = log_sum_exp ? log_sum_exp : unread.as<float>();
+  known_passes(s, plan).forward.run(inputs.data);
 }
 
 void cudnn_attention_backward(const AttentionShape& s, const AttentionPlan& plan, const void* qkv,
@@ -319,14 +349,14 @@ void cudnn_attention_backward(const AttentionShape& s, const AttentionPlan& plan
   const std::int64_t elements = plan.total_keys * s.num_kv_heads * s.head_dim;
   const Scratch d_keys(elements * 2), d_values(elements * 2);
   auto& data = inputs.data;
-  data[kOut] = data_of(out);
-  data[kDOut] = data_of(dout);
-  data[kStats] = data_of(log_sum_exp);
-  data[kDQ] = dqkv;
-  data[kDK] = d_keys.as<void>();
-  data[kDV] = d_values.as<void>();
-  data[kDKeysBegin] = data_of(Ragged(plan.ragged, rounded(plan.num_segments, 1)).dk);
-  known_passes(s, plan).backward.run(std::move(data));
+  data[Id::out] = out;
+  data[Id::d_out] = dout;
+  data[Id::stats] = log_sum_exp;
+  data[Id::dq] = dqkv;
+  data[Id::dk] = d_keys.as<void>();
+  data[Id::dv] = d_values.as<void>();
+  data[Id::d_keys_begin] = Ragged(plan.ragged, rounded(plan.num_segments, 1)).dk;
+  known_passes(s, plan).backward.run(data);
   add_key_gradients(s, plan, d_keys.as<void>(), d_values.as<void>(), dqkv);
 }
 

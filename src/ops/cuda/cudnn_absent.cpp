@@ -8,6 +8,7 @@ std::vector<std::int32_t> cudnn_offsets(const AttentionShape&, bool,
                                         const std::vector<std::int32_t>&) {
   return {};
 }
+bool cudnn_is_built_in() { return false; }
 bool cudnn_takes(Element, const AttentionShape&, const AttentionPlan&) { return false; }
 void cudnn_attention(const AttentionShape&, const AttentionPlan&, const void*, void*, float*) {}
 void cudnn_attention_backward(const AttentionShape&, const AttentionPlan&, const void*, const void*,

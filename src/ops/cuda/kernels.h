@@ -84,6 +84,7 @@ void sample_on_device(const float* logits, std::int64_t vocab, const SampleRow* 
 
 // copy.cu
 void copy_and_compare(const BytesCopy* pieces, std::int64_t count, std::uint32_t* differ);
+void find_differing(const BytesCopy* pieces, std::int64_t count, std::uint32_t* differ);
 
 // sums.cu
 void sum_words(const WordsPiece* pieces, std::int64_t count, std::uint32_t* sums);

@@ -67,33 +67,52 @@ void block_attention(Element e, const AttentionShape& shape, const AttentionPlan
   if (log_sum_exp) natural_by_head(base2.as<float>(), log_sum_exp, plan.rows, shape.num_heads);
 }
 
+AttentionWay choose_way(Element e, const AttentionShape& shape, const AttentionPlan& plan) {
+  if (cudnn_takes(e, shape, plan)) return AttentionWay::cudnn;
+  return flash_takes(e, shape, plan) ? AttentionWay::flash : AttentionWay::plain;
+}
+
+AttentionWay attention_way(const AttentionPlan* plan, std::int64_t window) {
+  const auto found = plan->ways.find(window);
+  if (found == plan->ways.end())
+    throw std::runtime_error("attention, window " + std::to_string(window) +
+                             ": no forward pass with this plan was before");
+  return found->second;
+}
+
 }  // namespace
 
 void attention(Element e, const AttentionShape& shape, const AttentionPlan* plan, const void* qkv,
                void* k_blocks, void* v_blocks, bool kv_written, void* out, float* log_sum_exp) {
+  if (plan->from_rows) plan->ways[shape.window] = choose_way(e, shape, *plan);
   if (plan->from_blocks) {
     if (!kv_written) write_kv(e, shape, *plan, qkv, k_blocks, v_blocks);
     // Only a training call goes backward.
     block_attention(e, shape, *plan, qkv, k_blocks, v_blocks, out,
                     plan->from_rows ? log_sum_exp : nullptr);
-  } else if (cudnn_takes(e, shape, *plan)) {
-    cudnn_attention(shape, *plan, qkv, out, log_sum_exp);
-  } else if (flash_takes(e, shape, *plan)) {
-    flash_attention(shape, *plan, qkv, out, log_sum_exp);
-  } else {
-    plain_attention(e, shape, *plan, qkv, nullptr, nullptr, out, log_sum_exp);
+    return;
+  }
+  switch (attention_way(plan, shape.window)) {
+    case AttentionWay::cudnn:
+      return cudnn_attention(shape, *plan, qkv, out, log_sum_exp);
+    case AttentionWay::flash:
+      return flash_attention(shape, *plan, qkv, out, log_sum_exp);
+    case AttentionWay::plain:
+      return plain_attention(e, shape, *plan, qkv, nullptr, nullptr, out, log_sum_exp);
   }
 }
 
 void attention_backward(Element e, const AttentionShape& shape, const AttentionPlan* plan,
                         const void* qkv, const void* out, const void* dout,
                         const float* log_sum_exp, void* dqkv) {
-  if (cudnn_takes(e, shape, *plan))
-    cudnn_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
-  else if (flash_takes(e, shape, *plan))
-    flash_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
-  else
-    plain_attention_backward(e, shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+  switch (attention_way(plan, shape.window)) {
+    case AttentionWay::cudnn:
+      return cudnn_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+    case AttentionWay::flash:
+      return flash_attention_backward(shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+    case AttentionWay::plain:
+      return plain_attention_backward(e, shape, *plan, qkv, out, dout, log_sum_exp, dqkv);
+  }
 }
 
 namespace {
@@ -214,6 +233,7 @@ const CudaPart* start(int device) {
           .zero = &zero,
           .copy = &copy,
           .copy_and_compare = &copy_and_compare,
+          .find_differing = &find_differing,
           .sum_words = &sum_words,
           .adamw_into = &adamw_into,
           .new_link_id = &new_link_id,
@@ -233,6 +253,8 @@ const CudaPart* start(int device) {
           .finish_qkv = &finish_qkv,
           .attention = &attention,
           .attention_backward = &attention_backward,
+          .attention_way = &attention_way,
+          .has_cudnn_attention = cudnn_is_built_in(),
           .add_rms_norm = &add_rms_norm,
           .add_rms_norm_dx = &add_rms_norm_dx,
           .norm_heads = &norm_heads,

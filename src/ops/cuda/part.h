@@ -14,7 +14,7 @@
 namespace tandem {
 
 // Counts changes of this header; the loader refuses a part of another version.
-inline constexpr int kCudaPartVersion = 9;
+inline constexpr int kCudaPartVersion = 10;
 
 // The rows of one forward call, as the host describes them.
 struct AttentionCall {
@@ -28,6 +28,9 @@ struct AttentionCall {
 // The same on the device, with what the attention kernels need besides; made once a call and used
 // by all of its layers, and by its backward pass. Defined in the part.
 struct AttentionPlan;
+
+// How a training call attends. In exact mode forward reads blocks, and this is how backward goes.
+enum class AttentionWay : std::uint8_t { cudnn, flash, plain };
 
 // Weights of the norms over each query and key head; null: none.
 struct HeadNorms {
@@ -112,6 +115,10 @@ struct CudaPart {
   // whether the target holds another bit than was read, 0 if not.
   void (*copy_and_compare)(const BytesCopy* pieces, std::int64_t count,
                            std::uint32_t* differ) = nullptr;
+  // The same of pieces that were copied before and found to differ: which do. All, if none does any
+  // more: then none is to be trusted.
+  void (*find_differing)(const BytesCopy* pieces, std::int64_t count,
+                         std::uint32_t* differ) = nullptr;
   // sums[2·piece], sums[2·piece + 1], the host's: the checksum (checksum.h) of each piece; of one
   // that is copied, of its target, read back. Done on return.
   void (*sum_words)(const WordsPiece* pieces, std::int64_t count, std::uint32_t* sums) = nullptr;
@@ -171,14 +178,18 @@ struct CudaPart {
   // out[rows, num_heads·head_dim] from qkv[rows, qkv_width]. Segments with key_rows read keys and
   // values from those rows; others write theirs into the layer's blocks first (unless that is done:
   // kv_written) and read the blocks.
-  // log_sum_exp: f32 [num_heads, rows] for backward, or null.
+  // log_sum_exp: f32 [num_heads · rows] for attention_backward of the same plan, or null; its order
+  // is that of the way taken.
   void (*attention)(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                     void* k_blocks, void* v_blocks, bool kv_written, void* out,
                     float* log_sum_exp) = nullptr;
-  // dqkv from dout; only for plans whose segments have key_rows.
+  // dqkv from dout, by forward's way; only for plans whose segments have key_rows.
   void (*attention_backward)(Element, const AttentionShape&, const AttentionPlan*, const void* qkv,
                              const void* out, const void* dout, const float* log_sum_exp,
                              void* dqkv) = nullptr;
+  // The way of the forward call that was made with this plan and a shape of this window.
+  AttentionWay (*attention_way)(const AttentionPlan*, std::int64_t window) = nullptr;
+  bool has_cudnn_attention = false;  // built in
   // sum = x + delta and y = rms_norm(sum) in one pass; backward: dx = d_sum + the norm's gradient.
   void (*add_rms_norm)(Element, const void* x, const void* delta, const void* weight, float eps,
                        float offset, void* sum, void* y, float* rstd, std::int64_t rows,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -43,6 +44,9 @@ struct AttentionPlan {
   const std::int32_t* ragged = nullptr;      // cudnn_offsets; from_rows and not from_blocks only
   bool paged = false;                        // FlashInfer's kernels take it; `work` is filled
   cuda::PagedWork work;
+  // How forward attended in the layers of each window (the rest of their shape is the plan's).
+  // Backward must go the same way, since each lays log_sum_exp out as it likes. Forward fills it.
+  mutable std::map<std::int64_t, AttentionWay> ways;
 
   std::unique_ptr<cuda::Scratch> memory;
   // Of a plan that a graph reads, which stays where it is: the host's sides of `memory`, which take

@@ -46,13 +46,15 @@ std::vector<RankMemory> plan_memory(const Config& config, const ModelConfig& mod
   const std::int64_t elements = parameters(model);
   const ShardRule rule = config.compute.is_exact() ? ShardRule::exact : ShardRule::row_parallel;
   const bool doubled = config.transfer.update_weight_double_buffer;
-  const TrainerMemory trainer =
-      estimate_trainer_memory(model, config.train,
-                              {.flat_elements = elements,
-                               .num_ranks = placement.num_trainers,
-                               .element_bytes = element,
-                               .samples = config.train.global_batch_size.value_or(1),
-                               .sample_tokens = sample_tokens});
+  const TrainerMemory trainer = estimate_trainer_memory(
+      model, config.train,
+      {.flat_elements = elements,
+       .num_ranks = placement.num_trainers,
+       .element_bytes = element,
+       .samples = config.train.global_batch_size.value_or(1),
+       .sample_tokens = sample_tokens,
+       .on_gpu = config.compute.device == Device::cuda,
+       .shares_prompts = config.train.share_prompt && config.rollout.n_samples_per_prompt > 1});
   std::vector<RankMemory> ranks;
   for (const RankRole& role : placement.ranks) {
     RankMemory memory{.program_bytes = kProgramBytes};

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "model/parameters.h"
+#include "ops/cuda/workspace.h"
 
 namespace tandem {
 namespace {
@@ -27,6 +28,18 @@ std::int64_t sharded_elements(const ModelConfig& model, std::int64_t elements,
   return (elements + num_ranks - 1) / num_ranks + rest +
          std::min(kLayerSlots, std::ssize(layers)) * largest;
 }
+
+// Of one layer's backward on a GPU in bf16: what it adds up in, keys and values where they are
+// gathered, and their gradients. keys: if every sample's prompt stands in the micro-batch once, and
+// counts once as keys for each sample; then at most the limit of what takes most, cuDNN's.
+std::int64_t attention_bytes(const ModelConfig& model, std::int64_t rows, std::int64_t keys) {
+  const AttentionShape shape{
+      .num_heads = model.num_heads, .num_kv_heads = model.num_kv_heads, .head_dim = model.head_dim};
+  const std::int64_t accumulators =
+      std::max(std::min(kMaxCudnnWorkspace, cudnn_workspace(shape, rows, keys)),
+               flash_workspace(shape, rows, rows));
+  return accumulators + 2 * 4 * keys * model.num_kv_heads * model.head_dim;
+}
 }  // namespace
 
 TrainerMemory estimate_trainer_memory(const ModelConfig& model, const TrainConfig& train,
@@ -45,14 +58,18 @@ TrainerMemory estimate_trainer_memory(const ModelConfig& model, const TrainConfi
   // Backward holds the gradients of one layer's widest tensors and of the residual beside them.
   const std::int64_t passing = 2 * model.hidden_size + 3 * model.intermediate_size;
   const std::int64_t logits = std::min<std::int64_t>(rows * model.vocab_size, kHeadElements);
+  const std::int64_t keys =
+      load.shares_prompts ? std::max(rows, leaf_samples * load.sample_tokens) : rows;
+  const std::int64_t attention =
+      load.on_gpu && load.element_bytes == 2 ? attention_bytes(model, rows, keys) : 0;
   const bool sharded = train.fsdp_reshard_after_forward && load.num_ranks > 1;
   return {.weight_bytes = load.element_bytes *
                           (sharded ? sharded_elements(model, load.flat_elements, load.num_ranks)
                                    : load.flat_elements),
           .optimizer_bytes = 12 * ((load.flat_elements + load.num_ranks - 1) / load.num_ranks),
           .gradient_bytes = 4 * load.flat_elements * buffers,
-          .activation_bytes =
-              rows * load.element_bytes * (kept * model.num_layers + passing) + 4 * logits};
+          .activation_bytes = rows * load.element_bytes * (kept * model.num_layers + passing) +
+                              4 * logits + attention};
 }
 
 }  // namespace tandem

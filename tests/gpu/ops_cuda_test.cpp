@@ -814,7 +814,7 @@ TEST(CudaCopy, PiecesThatDifferAreNamed) {
   const auto source = at::randint(0, 256, {kBytes}, at::dtype(at::kByte)), damaged = source.clone();
   const std::int64_t begins[] = {0, 16, 16, 4096, 5000, 5001, 700000, kBytes};
   const std::vector<std::uint32_t> want = {1, 0, 0, 1, 0, 1, 1};
-  for (const std::int64_t at :
+  for (const std::int64_t byte :
        {std::int64_t{15}, std::int64_t{4096}, std::int64_t{350000}, kBytes - 1})
     damaged[byte].bitwise_xor_(1 << byte % 8);
   const auto from = source.to(gpu());

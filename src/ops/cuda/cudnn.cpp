@@ -3,6 +3,10 @@
 // a segment's rows lie at an offset, and what a sequence lacks to the longest is masked. Fast mode
 // only: the backward adds to dq in no fixed order, so runs that must repeat take flash.cpp.
 //
+// Kernels read in whole tiles, past a segment's last row and past the last segment's; the products
+// of the front end's sdpa nodes are cut at the segment's lengths (m_override, k_override), so by the
+// graph's definition what lies there does not count (ops_cuda_test puts NaN there).
+//
 // cuDNN builds a plan for each shape, which takes a while, so the number of segments and the
 // longest lengths are rounded up to powers of two (segments that are not there have no rows), and
 // the totals, which its workspace goes by, to eighths of them (workspace.h).

@@ -55,6 +55,9 @@ def _is_engine(url: str) -> bool:
 
 def _complete(payload: dict, turns: Turns) -> dict:
     params = {"sampling_seed": engines.seed, **(payload.get("sampling_params") or {})}
+    if params.get("n", 1) != 1:
+        raise EngineError(f"sampling_params: n is {params['n']}; ask for several answers by several calls of post, "
+                          "each of which draws random numbers of its own")
     sample_id = turns.sample_id + (turns.calls << TURN_SHIFT)
     turns.calls += 1
     return {"sample_id": sample_id, "evaluation": turns.evaluation, "return_logprob": True,
@@ -91,7 +94,9 @@ async def post(url: str, payload: dict, max_retries: int = 60, action: str = "po
     answer = await http_calls.in_thread(_send, target, _complete(payload, turns), headers, engines.timeout_seconds)
     for item in answer if isinstance(answer, list) else [answer]:
         _with_text(item)
-        turns.versions.append(int(item["meta_info"]["weight_version"]))
+        # An answer that an update met carries the version of each span: the first is the oldest.
+        spans = item["meta_info"].get("weight_versions")
+        turns.versions.append(int(spans[0]["version"] if spans else item["meta_info"]["weight_version"]))
     return answer
 
 

@@ -113,6 +113,14 @@ void check_schedule(const Config& config, Faults& faults) {
         "--update-weights-in-flight: without --async-steps no answer is being written at an "
         "update; add --async-steps 1 or leave it out");
   }
+  if (config.transfer.update_weights_in_flight &&
+      config.transfer.pause_generation_mode == PauseGeneration::abort &&
+      !config.rollout.custom_generate_function_path.empty()) {
+    add(faults,
+        "--pause-generation-mode: found abort with --custom-generate-function-path: a function's "
+        "call cannot be begun anew, so every answer that an update meets would be lost; use "
+        "retract or in_place");
+  }
   if (config.cluster.colocate && interval > 1) {
     add(faults,
         "--update-weights-interval: found {} with --colocate, where the optimizer writes the "
@@ -125,6 +133,13 @@ void check_schedule(const Config& config, Faults& faults) {
         "--save-interval: found {} with update_weights_interval {}: a checkpoint between two "
         "updates could not say what the engines serve; use a multiple of {}",
         *save, interval, interval);
+  }
+  const auto& evaluate = config.evaluate.eval_interval;
+  if (evaluate && interval > 0 && *evaluate % interval != 0) {
+    add(faults,
+        "--eval-interval: found {} with update_weights_interval {}: between two updates the engines "
+        "serve older weights than the trainer has; use a multiple of {}",
+        *evaluate, interval, interval);
   }
 }
 

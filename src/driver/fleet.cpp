@@ -41,7 +41,10 @@ std::vector<std::pair<std::string, std::string>> environment_of(const Config& co
 
 }  // namespace
 
-Fleet::Fleet(const Config& config, const Placement& placement) : placement_(placement) {
+Fleet::Fleet(const Config& config, const Placement& placement)
+    : placement_(placement),
+      generation_(static_cast<std::size_t>(
+          std::max<std::int64_t>(64, config.engine.max_running_requests))) {
   const bool alone = placement.ranks.size() == 1;
   if (!alone)
     store_.emplace(Store::serve("127.0.0.1", 0, config.cluster.rank_start_timeout_seconds));
@@ -73,7 +76,7 @@ Fleet::Fleet(const Config& config, const Placement& placement) : placement_(plac
   for (const RankRole& role : placement.ranks)
     if (role.serves() && role.leads_engine())
       engines_.push_back(std::make_unique<EngineClient>(
-          addresses.at(static_cast<std::size_t>(role.rank)), fetcher_));
+          addresses.at(static_cast<std::size_t>(role.rank)), generation_));
   trainer_.emplace(std::move(trainers), fetcher_);
   for (const http::Address& address : addresses)
     usage_calls_.push_back({.address = address, .method = "GET", .path = "/usage"});

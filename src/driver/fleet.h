@@ -62,6 +62,7 @@ class Fleet {
   std::optional<Store> store_;
   std::unique_ptr<Cluster> cluster_;
   http::Fetcher fetcher_;
+  http::Fetcher generation_;             // its own, or other calls would wait for answers to end
   std::vector<http::Call> usage_calls_;  // one a rank
   std::vector<std::unique_ptr<EngineClient>> engines_;
   std::optional<TrainerClient> trainer_;

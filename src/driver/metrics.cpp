@@ -166,9 +166,8 @@ void add_rollout_metrics(Row& row, std::span<const Sample> samples,
   }
   row.add("rollout/failed_samples", failed);
   if (prompt > 0) row.add("rollout/prefix_cache_hit_rate", cached / prompt, prompt);
-  if (!samples.empty())
-    row.add("rollout/avg_cached_tokens_per_sample", cached / static_cast<double>(samples.size()),
-            static_cast<double>(samples.size()));
+  if (const double whole = static_cast<double>(samples.size()) - failed; whole > 0)
+    row.add("rollout/avg_cached_tokens_per_sample", cached / whole, whole);
   add_lengths(row, "rollout/response_len/", samples);
   row.add("rollout/zero_std/count", static_cast<double>(advantages.zero_std_groups));
   row.add("rollout/num_samples", static_cast<double>(samples.size()));

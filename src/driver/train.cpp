@@ -118,8 +118,9 @@ class TrainLoop {
   void check_gap(std::int64_t id, const TrainResult& trained) const;
   void check_ci(std::int64_t id, const TrainResult& trained) const;
   UpdateTimes update_weights();
+  // After the last step always: the last evaluation measures the weights that are saved.
   bool updates_after(std::int64_t id) const {
-    return (id + 1) % config_.transfer.update_weights_interval == 0;
+    return is_last(id) || (id + 1) % config_.transfer.update_weights_interval == 0;
   }
   // Whether no other rollout was begun since the engines got the weights that this one began with.
   bool is_first_after_update(std::int64_t id) const {
@@ -242,10 +243,6 @@ void TrainLoop::restore_data() {
 // Room for max_running_requests samples of the longest prompt and answer, unless given. Every
 // prompt must fit the model, and one sample the cache: said now, not at the step that draws it.
 void TrainLoop::size_kv_cache(const ModelConfig& model) {
-  if (config_.debug.debug_train_only) {
-    config_.engine.kv_cache_tokens = 16;
-    return;
-  }
   std::size_t prompt = 0;
   for (const Prompt& p : prompts_) prompt = std::max(prompt, p.ids.size());
   for (const EvaluationSet& set : evaluation_)
@@ -253,12 +250,6 @@ void TrainLoop::size_kv_cache(const ModelConfig& model) {
   const auto longest_prompt = static_cast<std::int64_t>(prompt);
   const std::int64_t answer = longest_answer(config_), context = model.max_position_embeddings;
   const std::int64_t longest = longest_sample(config_, model, longest_prompt);
-  if (longest_prompt + answer > context)
-    TD_LOG(
-        warn,
-        "the longest prompt of {} tokens and an answer of {} are more than the model's context of "
-        "{}: answers to long prompts are cut there, as truncated",
-        prompt, answer, context);
   if (model.has_longrope() && !config_.rollout.rollout_max_context_len) {
     config_.rollout.rollout_max_context_len = longest;
     TD_LOG(info,
@@ -266,6 +257,16 @@ void TrainLoop::size_kv_cache(const ModelConfig& model) {
            "a run by the factors that suit its longest",
            longest, prompt, answer);
   }
+  if (config_.debug.debug_train_only) {
+    config_.engine.kv_cache_tokens = 16;
+    return;
+  }
+  if (longest_prompt + answer > context)
+    TD_LOG(
+        warn,
+        "the longest prompt of {} tokens and an answer of {} are more than the model's context of "
+        "{}: answers to long prompts are cut there, as truncated",
+        prompt, answer, context);
   if (config_.engine.kv_cache_tokens) return;
   const std::int64_t tokens = default_kv_cache_tokens(config_, longest);
   const std::int64_t requests = config_.engine.max_running_requests;

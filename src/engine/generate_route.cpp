@@ -59,12 +59,13 @@ void GenerateRoute::start(const Json& body, const http::Respond& respond) {
   }
   const std::uint64_t first_ticket = next_ticket_.fetch_add(requests.size());
   // The copy of `respond` in `pending` keeps the connection's answer open until the last result.
-  respond.on_gone([this, first_ticket, count = requests.size()] {
-    for (std::size_t i = 0; i < count; ++i) mailbox_.post(CancelCommand{first_ticket + i});
-  });
   for (std::size_t i = 0; i < requests.size(); ++i) {
     mailbox_.post(command(pending, i, first_ticket + i));
   }
+  // After what it cancels: a client that has gone already is told at once.
+  respond.on_gone([this, first_ticket, count = requests.size()] {
+    for (std::size_t i = 0; i < count; ++i) mailbox_.post(CancelCommand{first_ticket + i});
+  });
 }
 
 GenerateCommand GenerateRoute::command(std::shared_ptr<Pending> pending, std::size_t i,

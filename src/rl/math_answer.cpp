@@ -112,8 +112,11 @@ std::string normalise(std::string_view raw) {
   }
   std::erase_if(text, [](char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; });
   while (text.ends_with('.')) text.pop_back();
-  const std::size_t equals = text.find('=');  // "x=5" answers 5
+  // "x=5" answers 5; "x>=5" and "-x=5" do not.
+  const std::size_t equals = text.find('=');
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
   if (equals != text.npos && equals >= 1 && equals <= 2 &&
+      std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals), is_letter) &&
       text.find('=', equals + 1) == text.npos) {
     text.erase(0, equals + 1);
   }

@@ -86,6 +86,7 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
            "its place; leave the flag out",
            reference->folder.path());
   reference_.emplace(reference->folder.config(), reference->arena, reference->layers);
+  if (setup.longest_sequence > 0) reference_->model().set_longest_sequence(setup.longest_sequence);
 }
 
 void FsdpTrainer::update_reference() {

@@ -115,6 +115,15 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
        {"--no-use-tis", "--use-rollout-logprobs"}},
       {[](Config& c) { c.transfer.update_weights_in_flight = true; },
        {"--update-weights-in-flight", "--async-steps 1"}},
+      {[](Config& c) {
+         c.cluster.colocate = false;
+         c.cluster.rollout_num_gpus = 1;
+         c.rollout.async_steps = 1;
+         c.transfer.update_weights_in_flight = true;
+         c.transfer.pause_generation_mode = PauseGeneration::abort;
+         c.rollout.custom_generate_function_path = "mine.generate";
+       },
+       {"--pause-generation-mode: found abort with --custom-generate-function-path", "retract"}},
       {[](Config& c) { c.transfer.update_weights_interval = 2; },
        {"--update-weights-interval: found 2 with --colocate"}},
       {[](Config& c) {
@@ -124,6 +133,14 @@ TEST(Validate, EachFaultNamesFlagValueAndRemedy) {
          c.checkpoint.save_interval = 5;
        },
        {"--save-interval: found 5", "multiple of 2"}},
+      {[](Config& c) {
+         c.cluster.colocate = false;
+         c.cluster.rollout_num_gpus = 1;
+         c.transfer.update_weights_interval = 2;
+         c.evaluate.eval_interval = 3;
+         c.evaluate.eval_prompt_data = {"a", "b"};
+       },
+       {"--eval-interval: found 3", "multiple of 2"}},
       {[](Config& c) {
          c.algorithm.use_rollout_logprobs = true;
          c.algorithm.use_tis = true;

@@ -42,11 +42,12 @@ TEST(Rollout, MaskedTruncatedSamplesCountInTheirGroup) {
 }
 
 TEST(Rollout, CacheMetricsAreSharesOfPromptTokens) {
-  std::vector<Sample> samples(2);
+  std::vector<Sample> samples(3);
   for (Sample& s : samples) s.tokens.assign(40, 1);
   samples[1].cached_tokens = 32;
+  samples[2].status = SampleStatus::failed;  // counts in neither
   Row row(train_declarations());
-  add_rollout_metrics(row, samples, {.advantages = {0, 0}}, 1.0, 1);
+  add_rollout_metrics(row, samples, {.advantages = {0, 0, 0}}, 1.0, 1);
   EXPECT_DOUBLE_EQ(row.value("rollout/prefix_cache_hit_rate"), 32.0 / 80.0);
   EXPECT_DOUBLE_EQ(row.value("rollout/avg_cached_tokens_per_sample"), 16.0);
 }

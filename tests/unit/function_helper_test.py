@@ -104,6 +104,9 @@ async def one_turn(args, sample, sampling_params):
     sample.status = Sample.Status.COMPLETED
     return sample
 
+async def several(args, sample, sampling_params):
+    return await one_turn(args, sample, {**sampling_params, "n": 4})
+
 async def tool_loop(input: GenerateFnInput) -> GenerateFnOutput:
     args, sample = input.args, input.sample
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -169,7 +172,8 @@ class FakeEngine(http.server.BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.seen.append((self.path, self.headers.get("Authorization"), payload))
         ids = [self.server.word, len(payload["input_ids"]) % 50 + 20]
-        meta = {"finish_reason": {"type": "stop"}, "weight_version": "4", "completion_tokens": 2,
+        spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}] if self.server.met else []
+        meta = {"finish_reason": {"type": "stop"}, "weight_version": "4", "completion_tokens": 2, "weight_versions": spans,
                 "output_token_logprobs": [[-0.5, ids[0], None], [-0.25, ids[1], None]]}
         body = json.dumps({"output_ids": ids, "meta_info": meta}).encode()
         self.send_response(200)
@@ -303,7 +307,7 @@ class Generators(unittest.TestCase):
         self.tokenizer = Tokenizer.from_file(str(self.folder / "model/tokenizer.json"))
         self.tokenizer.no_truncation()
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
-        self.server.lock, self.server.seen = threading.Lock(), []
+        self.server.lock, self.server.seen, self.server.met = threading.Lock(), [], False
         self.server.word = self.tokenizer.encode("hello").ids[0]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -340,6 +344,16 @@ class Generators(unittest.TestCase):
         self.assertEqual((path, token), ("/generate", "Bearer secret"))
         self.assertEqual((payload["sample_id"], payload["evaluation"]), (6, False))
         self.assertEqual(payload["sampling_params"]["sampling_seed"], 11)
+
+    def test_an_answer_that_an_update_met_is_as_old_as_its_first_token(self):
+        self.server.met = True
+        self.load("one_turn")
+        self.assertEqual(self.run_one()["value"]["weight_version"], 3)
+
+    def test_several_answers_of_one_call_are_refused(self):
+        self.load("several")
+        self.assertIn("n is 4; ask for several answers by several calls", json.dumps(self.run_one()))
+        self.assertEqual(self.server.seen, [])
 
     def test_two_turns_with_a_tool_between(self):
         self.load("tool_loop")

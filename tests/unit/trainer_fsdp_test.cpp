@@ -224,6 +224,28 @@ TEST(Fsdp, ShardedWeightsChangeNoBit) {
 
 // The gap to the engine is told for samples of the trainer's own weights; that of older ones by how
 // much older their oldest token is.
+// Long rope turns by the factors that suit the run's longest sequence: the reference's too.
+TEST(Fsdp, AReferenceOfTheSameWeightsHasNoKlUnderLongRope) {
+  const HfFolder folder =
+      HfFolder::open(std::string(TANDEM_SOURCE_DIR) + "/tests/golden/tiny/phi3_longrope");
+  auto batch = random_batch(2, 2, 1);
+  for (Sample& s : batch.samples)
+    for (TokenId& id : s.tokens) id %= 70;  // of its vocabulary
+  for (const std::int64_t longest : {60, 500}) {  // the original limit is 64
+    auto setup = setup_of(true);
+    setup.longest_sequence = longest;
+    setup.algorithm.use_kl_loss = true;
+    setup.algorithm.kl_loss_coef = 0.1;
+    Arena actor(make_arena_layout(folder.config(), Element::f32));
+    Arena reference(make_arena_layout(folder.config(), Element::f32));
+    load_arena(folder, actor);
+    load_arena(folder, reference);
+    Group one = Group::alone("trainer");
+    FsdpTrainer trainer(setup, {folder, actor}, RoleWeights{folder, reference}, one);
+    EXPECT_EQ(trainer.train(batch, 1).steps.at(0).means.at("train/kl_loss"), 0.0) << longest;
+  }
+}
+
 TEST(Fsdp, TheGapIsToldByTheAgeOfTheSamples) {
   auto batch = random_batch(3, 2, 5);
   batch.trainer_version = 4;

@@ -212,7 +212,14 @@ void TrainLoop::restore_data() {
     skipped_steps_ = resume_->run.skipped_steps;
     trainer_version_ = resume_->run.weight_version;
     first_ = done_ + 1;
-    if (!resume_->run.ahead.is_null()) next_ = load_ahead(resume_->folder, resume_->run.ahead);
+    if (!resume_->run.ahead.is_null()) {
+      next_ = load_ahead(resume_->folder, resume_->run.ahead);
+      if (config_.rollout.async_steps == 0 && !config_.algorithm.uses_tis())
+        TD_LOG(warn,
+               "step {}: its rollout comes from the checkpoint and was written by older weights; "
+               "without --async-steps nothing corrects for that in this one step",
+               first_ + 1);
+    }
   }
   order_after_step_ = order_->save();
   if (config_.checkpoint.load.empty() || config_.checkpoint.finetune) return;
@@ -452,6 +459,8 @@ TrainBatch TrainLoop::make_batch(DrawnGroups rollout, Row& row) {
 // that are not trained on may be nobody's: a generate function's own words.
 void TrainLoop::check_staleness(std::int64_t id, std::span<const Sample> samples) const {
   if (config_.debug.debug_train_only || config_.debug.debug_rollout_only) return;
+  // The rollout that a checkpoint holds was made by the settings of the run that saved it.
+  if (resume_ && id == first_ && !resume_->run.ahead.is_null()) return;
   const std::int64_t most =
       config_.rollout.async_steps + config_.transfer.update_weights_interval - 1;
   for (const Sample& s : samples)

@@ -92,6 +92,14 @@ class Async(TinyRun):
         ahead = sorted(p.parent.name for p in (self.folder / "unbroken/checkpoints").glob("*/rollout_ahead*"))
         self.assertEqual(ahead, ["iter_0000001", "iter_0000003", "iter_0000005"])
 
+    def test_a_rollout_ahead_is_trained_on_also_without_async_steps(self):
+        flags = [f for f in self.save_flags("onward", "--num-rollout", "4") if f != "--ci-test"]
+        self.run_tandem(*flags)
+        at = flags.index("--async-steps")
+        out = self.run_tandem(*flags[:at], *flags[at + 2:], "--ckpt-step", "1")
+        self.assertIn("step 3: its rollout comes from the checkpoint and was written by older weights", out)
+        self.assertEqual([row["rollout/staleness/max"] for row in self.steps("onward")[2:]], [1, 0])
+
     def test_a_damaged_rollout_ahead_is_named(self):
         self.run_tandem(*self.save_flags("damaged", "--num-rollout", "4"))
         path = self.folder / "damaged/checkpoints/iter_0000001/rollout_ahead.safetensors"

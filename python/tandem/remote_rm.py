@@ -21,8 +21,9 @@ class RemoteError(Exception):
     """What the server said, in one line."""
 
 
-def post_json(url: str, payload: dict, deadline: float) -> Any:
-    """The parsed reply; `deadline` in time.monotonic()'s seconds bounds all attempts together."""
+def post_json(url: str, payload: dict, seconds: float) -> Any:
+    """The parsed reply; `seconds` bound all attempts together."""
+    deadline = time.monotonic() + seconds
     body = json.dumps(payload, ensure_ascii=False).encode("utf-8", "replace")
     fault = "no attempt was made"
     for attempt in range(ATTEMPTS):
@@ -33,7 +34,7 @@ def post_json(url: str, payload: dict, deadline: float) -> Any:
         except http_calls.FAULTS as error:
             fault = f"{type(error).__name__}: {error}"
             if time.monotonic() >= deadline:
-                break
+                raise RemoteError(f"{url}: no reply within {seconds:g} s ({fault})") from error
             continue
         if status == 200:
             try:
@@ -48,5 +49,4 @@ def post_json(url: str, payload: dict, deadline: float) -> Any:
 
 async def remote_rm(args, sample) -> Any:
     payload = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
-    deadline = time.monotonic() + args.reward_timeout_seconds
-    return await http_calls.in_thread(post_json, args.rm_url, payload, deadline)
+    return await http_calls.in_thread(post_json, args.rm_url, payload, args.reward_timeout_seconds)

@@ -5,7 +5,7 @@
 //
 // Kernels read in whole tiles, past a segment's last row and past the last segment's; the products
 // of the front end's sdpa nodes are cut at the segment's lengths (m_override, k_override), so by the
-// graph's definition what lies there does not count (ops_cuda_test puts NaN there).
+// graph's definition what lies there does not count (ops_attention_cuda_test puts NaN there).
 //
 // cuDNN builds a plan for each shape, which takes a while, so the number of segments and the
 // longest lengths are rounded up to powers of two (segments that are not there have no rows), and

@@ -307,6 +307,14 @@ struct Cut {
   int tile = 0, split = 1, tiles = 0;
 };
 
+// The widths that kernels are made for; a gated tile is two halves of whole eights.
+template <int... kTiles>
+struct TileList {
+  static constexpr std::array<int, sizeof...(kTiles)> kAll{kTiles...};
+};
+using Tiles = TileList<16, 24, 32, 40, 48, 64, 80, 96, 160>;
+constexpr bool has_tile(int tile, bool gated) { return !gated || tile % 16 == 0; }
+
 // The cut whose busiest multiprocessor is done first, counted in bytes of weights that it reads in
 // the time; the other costs are fitted to measurements on an H200 (bench/results).
 Cut choose_cut(std::int64_t n, std::int64_t panels, std::int64_t input_rows, bool gated) {
@@ -317,9 +325,9 @@ Cut choose_cut(std::int64_t n, std::int64_t panels, std::int64_t input_rows, boo
   Cut best;
   double least = 0;
   const std::int64_t most = multiprocessors();
-  for (const int tile : {16, 24, 32, 40, 48, 64, 80, 96, 160})
+  for (const int tile : Tiles::kAll)
     for (const int split : {1, 2}) {
-      if (gated && (split > 1 || tile % 16 != 0)) continue;
+      if (!has_tile(tile, gated) || (gated && split > 1)) continue;
       const std::int64_t tiles = ceil_div(n, tile);
       if (split > 1 && (tiles * split > most || panels < kLeastPanels * split)) continue;
       const std::int64_t turns = split > 1 ? 1 : ceil_div(tiles, most);
@@ -371,22 +379,18 @@ void launch(const Cut& cut, Work w, const void* x, const void* weights, std::int
                                 map_of(x, w.rows, k, w.input_rows), w));
 }
 
-template <int kGroups, bool kGated>
-void launch_cut(const Cut& cut, const Work& w, const void* x, const void* weights, std::int64_t n,
-                std::int64_t k) {
-  // Narrow tiles take more panels a step, so that a step has work enough to hide its own cost.
-  const auto run = [&]<int kTile>(std::integral_constant<int, kTile>) {
-    constexpr int kMost = kTile <= 48 ? 4 : kTile <= 80 ? 2 : 1;
-    constexpr int kPanels = kGroups == 1 ? kMost : std::min(kMost, 2);
-    launch<kTile, kPanels, kGroups, kGated>(cut, w, x, weights, n, k);
+// Narrow tiles take more panels a step, so that a step has work enough to hide its own cost.
+template <int kGroups, bool kGated, int... kTiles>
+void launch_cut(TileList<kTiles...>, const Cut& cut, const Work& w, const void* x,
+                const void* weights, std::int64_t n, std::int64_t k) {
+  const auto try_tile = [&]<int kTile>(std::integral_constant<int, kTile>) {
+    if constexpr (has_tile(kTile, kGated)) {
+      constexpr int kMost = kTile <= 48 ? 4 : kTile <= 80 ? 2 : 1;
+      constexpr int kPanels = kGroups == 1 ? kMost : std::min(kMost, 2);
+      if (cut.tile == kTile) launch<kTile, kPanels, kGroups, kGated>(cut, w, x, weights, n, k);
+    }
   };
-#define TD_TILE(size) \
-  if (cut.tile == size) return run(std::integral_constant<int, size>{});
-  TD_TILE(16)
-  TD_TILE(32) TD_TILE(48) TD_TILE(64) TD_TILE(80) TD_TILE(96) TD_TILE(160) if constexpr (!kGated) {
-    TD_TILE(24) TD_TILE(40)
-  }
-#undef TD_TILE
+  (try_tile(std::integral_constant<int, kTiles>{}), ...);
 }
 
 template <bool kGated>
@@ -405,8 +409,8 @@ void run(Activation activation, const void* x, const void* w, const void* bias, 
                   .input_slots = 0,
                   .input_rows = static_cast<int>(input_rows),
                   .activation = activation};
-  if (rows <= 64) return launch_cut<1, kGated>(cut, work, x, w, n, k);
-  if constexpr (kGated) launch_cut<2, kGated>(cut, work, x, w, n, k);
+  if (rows <= 64) return launch_cut<1, kGated>(Tiles{}, cut, work, x, w, n, k);
+  if constexpr (kGated) launch_cut<2, kGated>(Tiles{}, cut, work, x, w, n, k);
 }
 
 bool takes(Element e, const void* x, const void* w, std::int64_t n, std::int64_t k) {

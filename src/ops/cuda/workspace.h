@@ -24,17 +24,19 @@ inline std::int64_t rounded_total(std::int64_t n) {
                   static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(least))) / 8);
 }
 
+// Of a key and its value, the elements of their gradients for each query head; 0 if key heads are
+// not grouped, since then they are added up where they go.
+inline std::int64_t gradients_by_query_head(const AttentionShape& s) {
+  return s.num_heads == s.num_kv_heads ? 0 : 2 * s.num_heads * s.head_dim;
+}
+
 // Bytes. rows, keys: of all segments.
 inline std::int64_t cudnn_workspace(const AttentionShape& s, std::int64_t rows, std::int64_t keys) {
-  const std::int64_t by_query_head =
-      s.num_heads == s.num_kv_heads ? 0 : 2 * s.num_heads * s.head_dim;
   return 4 * rounded_total(rows) * (s.qkv_width() + s.num_heads) +
-         4 * rounded_total(keys) * by_query_head;
+         4 * rounded_total(keys) * gradients_by_query_head(s);
 }
 inline std::int64_t flash_workspace(const AttentionShape& s, std::int64_t rows, std::int64_t keys) {
-  const std::int64_t by_query_head =
-      s.num_heads == s.num_kv_heads ? 0 : 2 * s.num_heads * s.head_dim;
-  return 4 * rows * s.num_heads * (s.head_dim + 1) + 2 * keys * by_query_head;
+  return 4 * rows * s.num_heads * (s.head_dim + 1) + 2 * keys * gradients_by_query_head(s);
 }
 
 }  // namespace tandem

@@ -61,13 +61,12 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
       weights_(actor),
       reference_weights_(reference),
       group_(group),
-      actor_(actor.folder.config(), actor.arena, actor.layers),
+      actor_(actor.folder.config(), actor.arena, actor.layers, setup.longest_sequence),
       held_(actor.layers ? actor.layers->ranges()
                          : std::vector<FlatRange>(static_cast<std::size_t>(group.size()),
                                                   {0, layout().flat_elements})),
       optimizer_(layout().flat_elements, group, actor.arena.place()),
       gradients_(layout().flat_elements, actor.arena.place()) {
-  if (setup.longest_sequence > 0) actor_.model().set_longest_sequence(setup.longest_sequence);
   if (setup.perturb) actor_.model().perturb();
   actor_.model().set_recompute(recompute_ranges(setup.train, actor.folder.config().num_layers));
   load_flat(actor.folder, layout(), optimizer_.begin(), optimizer_.end(),
@@ -85,8 +84,8 @@ FsdpTrainer::FsdpTrainer(const TrainerSetup& setup, RoleWeights actor,
            "--ref-update-interval: {} is of another shape than the model, so the model cannot take "
            "its place; leave the flag out",
            reference->folder.path());
-  reference_.emplace(reference->folder.config(), reference->arena, reference->layers);
-  if (setup.longest_sequence > 0) reference_->model().set_longest_sequence(setup.longest_sequence);
+  reference_.emplace(reference->folder.config(), reference->arena, reference->layers,
+                     setup.longest_sequence);
 }
 
 void FsdpTrainer::update_reference() {

@@ -19,11 +19,13 @@ std::vector<LayerRange> recompute_ranges(const TrainConfig& train, std::int64_t 
   return ranges;
 }
 
-PackedModel::PackedModel(const ModelConfig& config, Arena& arena, LayerGather* layers)
+PackedModel::PackedModel(const ModelConfig& config, Arena& arena, LayerGather* layers,
+                         std::int64_t longest_sequence)
     : layers_(layers),
       arena_(layers ? layers->arena() : arena),
       model_(config, arena_, nullptr, nullptr) {
   model_.set_gather(layers);
+  if (longest_sequence > 0) model_.set_longest_sequence(longest_sequence);
 }
 
 LogProbs PackedModel::log_probs(PackedBatch& packed, double temperature, bool with_entropy) {

@@ -19,7 +19,9 @@ std::vector<LayerRange> recompute_ranges(const TrainConfig& train, std::int64_t 
 class PackedModel {
  public:
   // The arena, or `layers` where it is not null and gathers them instead, must outlive the model.
-  PackedModel(const ModelConfig& config, Arena& arena, LayerGather* layers = nullptr);
+  // longest_sequence: TrainerSetup's, which all roles of a run must share.
+  PackedModel(const ModelConfig& config, Arena& arena, LayerGather* layers,
+              std::int64_t longest_sequence);
 
   Model& model() { return model_; }
   LayerGather* layers() const { return layers_; }

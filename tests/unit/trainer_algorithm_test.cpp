@@ -174,7 +174,7 @@ Plain plain_step(Roles& roles, const TrainBatch& batch, const TrainerSetup& setu
   }
   const TokenValues advantages = token_advantages(batch, kl, a).advantages;
 
-  PackedModel model(roles.folder.config(), roles.actor);
+  PackedModel model(roles.folder.config(), roles.actor, nullptr, 0);
   FlatBuffer gradient(roles.actor.layout().flat_elements, Place::cpu);
   model.model().set_grads(gradient.data());
   std::vector<std::unique_ptr<PackedBatch>> packed;
@@ -510,7 +510,7 @@ TEST(Reference, UsesTheTemperature) {
     FsdpTrainer trainer(setup, roles.actor_role(), roles.reference_role(), one);
     const double found = trainer.train(batch, 1).rollout_means.at("rollout/ref_log_probs");
     at::NoGradGuard no_grad;
-    PackedModel model(roles.folder.config(), roles.reference);
+    PackedModel model(roles.folder.config(), roles.reference, nullptr, 0);
     const Sample& s = batch.samples[0];
     const Sample* const alone[] = {&s};
     PackedBatch packed(alone, true);

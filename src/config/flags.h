@@ -649,10 +649,12 @@ inline constexpr auto table<TransferConfig> = std::tuple{
           {.at_least = 1024}},
     Field{"update_weight_shared_memory", &TransferConfig::update_weight_shared_memory,
           "Ranks of one host read each other's weights from memory; off: over sockets."},
-    Field{"update_weights_interval",
-          &TransferConfig::update_weights_interval,
-          "Rollouts between weight updates; answers are up to that many updates old.",
-          {.at_least = 1}},
+    Field{
+        "update_weights_interval",
+        &TransferConfig::update_weights_interval,
+        "Rollouts between weight updates; answers are up to that many updates old. After the last "
+        "rollout there is one always.",
+        {.at_least = 1}},
     Field{"update_weight_double_buffer", &TransferConfig::update_weight_double_buffer,
           "A second copy of the engine's weights: an update that fails leaves the old ones "
           "serving, and "
@@ -664,7 +666,8 @@ inline constexpr auto table<TransferConfig> = std::tuple{
     Field{"pause_generation_mode", &TransferConfig::pause_generation_mode,
           "What becomes of answers that are being written at a weight update "
           "(--update-weights-in-flight): retract keeps their tokens and computes their KV again "
-          "with the new weights, in_place keeps both, abort begins them anew."},
+          "with the new weights, in_place keeps both, abort begins them anew (not those of "
+          "--custom-generate-function-path)."},
     Field{"check_weight_update_equal", &TransferConfig::check_weight_update_equal,
           "After each update compare every tensor that every engine serves with one made anew from "
           "the trainer's master weights."}};
